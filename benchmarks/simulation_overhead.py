@@ -24,7 +24,7 @@ from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.fedclient.options import DeviceOptions
-from attune.fedclient.work import job
+from attune.fedclient.work.executor import alone as computed
 from attune.fedclient.work.learner import Learner, make_learner
 from attune.fedclient.work.orders import MemoryOrders
 from attune.simulation.arguments import data_by_name, read_shards
@@ -68,9 +68,7 @@ def alone(learners: list[Learner]) -> float:
             seeds = lambda purpose, name=learner.name, round_=round_: derive(0, name, round_, purpose)  # noqa: E731
             held, trainer = learner.data, learner.trainer
             trainer.evaluate(learner.state.theta, held.test_x, held.test_y)
-            trained = job.alone(
-                trainer.training(learner.state.theta, learner.state.received, held.train_x, held.train_y, seeds)
-            )
+            trained = computed(trainer.training(learner.state.theta, learner.state.received, held.train_x, held.train_y, seeds))
             trainer.evaluate(trained.tensors, held.test_x, held.test_y)
     return (time.process_time() - began) / ROUNDS
 

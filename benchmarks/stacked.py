@@ -21,9 +21,9 @@ from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Kind, ModelSpec
 from attune.common.seeds import derive
-from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.objectives.base import Trained
-from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.stacked.lockstep import Stacked
 from attune.fedclient.work.trainer import Trainer

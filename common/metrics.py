@@ -224,8 +224,6 @@ _DESCRIPTORS = (
 )
 METRICS = {descriptor.name: descriptor for descriptor in _DESCRIPTORS}  # in the order of the columns of metrics.csv
 ACCURACIES = tuple(name for name in METRICS if name.startswith("accuracy_"))
-# What tells nothing of the values of samples. The number of samples is public where privacy is concerned.
-NOT_OF_SAMPLES = ("test_samples", "test_groups", "epsilon", "seconds", "bytes_up", "bytes_down")
 WIDE = tuple(field.name for field in msgspec.structs.fields(Metrics) if {Finite, Amount} & set(get_args(field.type)))
 LIKELIHOODS: Mapping[Choice, str] = {
     "personalized": "likelihood_personalized",

@@ -1,10 +1,9 @@
-"""The table of what leaves a device, made from docs/disclosed.toml, and the fields that a device's messages have."""
+"""The table of what leaves a device, made from fedclient/disclosed.toml, and the fields that a device's messages have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -13,44 +12,25 @@ from attune.common.metrics import Metrics
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
 from attune.common.secure.secure_sum import REPORTED
+from attune.fedclient.gate import decisions
 from docs.markdown import table
 
-FILE = Path(__file__).with_suffix(".toml")
-Mode = Literal["sent", "not sent", "disclosed", "disclosed noisy", "by --metrics", "charged", "noisy", "masked", "masked sum"]
-WORDS: dict[Mode, str] = {
+WORDS = {
     "sent": "sent",
     "not sent": "not sent",
+    "declared": "only what meta.json declares",
     "disclosed": "only with `--disclose statistics`",
+    "disclosed unmasked": "only with `--disclose statistics`, without `masked-statistics`",
     "disclosed noisy": "only with `--disclose statistics`, with noise",
+    "by units": 'unless the owner says `units = "none"`',
+    "scores": "unless `--metrics none`",
     "by --metrics": "only with `--metrics all`",
+    "shares": "only with `--disclose statistics`, where scores are sent",
     "charged": "only with `--metrics all`, or with noise (`noisy`)",
     "noisy": "with noise",
     "masked": "masked, in a sum",
-    "masked sum": "only with `--disclose masked-statistics`, masked",
+    "masked sum": "only with `--disclose masked-statistics` or `statistics`, masked",
 }
-
-
-class Decision(msgspec.Struct, forbid_unknown_fields=True):
-    """Decision about some fields."""
-
-    name: str
-    fields: list[str]
-    sees: str
-    why: str
-    usual: Mode
-    noise: Mode
-    secure: Mode
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """Content of docs/disclosed.toml."""
-
-    decision: list[Decision]
-
-
-def decisions() -> list[Decision]:
-    """Return all decisions, in the order of the table."""
-    return msgspec.toml.decode(FILE.read_bytes(), type=_File).decision
 
 
 def fields_sent() -> set[str]:

@@ -20,8 +20,8 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import Model
-from attune.fedclient.work.job import alone
-from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.executor import alone
+from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.predictors.base import FineTune
 from attune.fedclient.work.trainer import Trainer
 

@@ -22,9 +22,10 @@ from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
 from attune.fedclient.disclosure_log import DisclosureLog
+from attune.fedclient.gate import NO_DEMANDS, PrivacyLimits
 from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, ShardRecord, check_asked_name, local_token
 from attune.fedclient.hooks import Evaluate, Hooks, Train
-from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, PrivacyLimits
+from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
 from attune.fedclient.link.direct_route import DirectRoute
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink

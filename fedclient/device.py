@@ -29,8 +29,9 @@ from attune.fedclient import messages, session
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.disclosing import Discloser, hello_of, tell_units
-from attune.fedclient.exchanges import Exchanges, book_of, exchanges_of, report_of
-from attune.fedclient.limits import accept_plan, check_sums
+from attune.fedclient.exchanges import Exchanges, book_of, exchanges_of
+from attune.fedclient.gate import Gate
+from attune.fedclient.limits import accept_plan
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.resource_limits import until_met
@@ -70,7 +71,7 @@ class Device:
         self.slot: LearnerSlot | None = None  # once there is a plan
         self.discloser = Discloser(options, shard, store, link, worker, console.say)
         self.exchanges: Exchanges | None = None  # if the plan has secure aggregation
-        self.plan: Plan | None = None
+        self.gate = Gate(options)  # of the plan that is accepted
         self.last_contact, self.last_progress = time.monotonic(), 0.0
         self.empty = False  # nothing of the run is left here, and the server is told
         self.tasks: set[asyncio.Task[None]] = set()
@@ -120,15 +121,15 @@ class Device:
             case messages.Send(order_id, resume):
                 self.job = OrderInProgress(self._spawn(self._send(order_id, resume)))
             case messages.Exchange(message) if message.of_statistics:
-                self._spawn(self.discloser.exchange(message, self.plan))
+                self._spawn(self.discloser.exchange(message, self.gate))
             case messages.Exchange(message) if self.exchanges is not None:
                 self._spawn(self.exchanges.answer(message, self._ready()))
             case messages.Disclose(question):
-                self._spawn(self.discloser.answer(question, self.plan))
+                self._spawn(self.discloser.answer(question, self.gate))
             case messages.StopWork() | messages.StopSending():
                 self._stop_job()
             case messages.ReportTrouble(order_id, reason):
-                self.link.trouble(order_id, self.options.privacy.told(reason, self.plan))
+                self.link.trouble(order_id, self.gate.reason(reason))
             case messages.Reconnect(after_s):
                 self.stream = self._spawn(self._stream(after_s))
             case messages.AskForModel():
@@ -215,6 +216,7 @@ class Device:
             plan = from_json(plan_json, Plan)
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
+        gate = Gate(self.options, plan)
         try:
             before = accept_plan(plan, self.store, self.options)
             await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
@@ -229,7 +231,7 @@ class Device:
             )
             slot = await self.worker.do(LearnerSlot, self.link.name, self.worker.learners, make)
         except AttuneError as error:  # it ends this device; the server's operator must know it too
-            await self.link.decline(self.options.privacy.declined(error, plan))
+            await self.link.decline(gate.declined(error))
             raise
         # Keep the plan only after the model was built: a home must not be bound to a plan that cannot work.
         self.store.keep_plan(plan_json)
@@ -239,13 +241,13 @@ class Device:
                 self.console.say(standardisation(plan))
             if words := closed_form_words(plan):
                 self.console.say(words)
-            await tell_units(self.options, self.shard, plan, self.link, self.worker, self.console.say)
+            await tell_units(gate, self.shard, self.link, self.worker, self.console.say)
             if self.options.fits_alone and (why := self.options.against_alone(plan)):
                 self.console.say(why)
             for warning in (*cautions(plan.model.name, plan.model.options), *slot.orders.damage):
                 self.console.say(f"warning: {warning}")
-        await self.discloser.describe(plan, plan_json)
-        self.slot, self.plan = slot, plan
+        await self.discloser.describe(gate, plan_json)
+        self.slot, self.gate = slot, gate
         self.session.finished = slot.newest.order_id if slot.newest is not None else None
 
     async def _leave(self, before: Plan, plan: Plan) -> None:
@@ -264,7 +266,7 @@ class Device:
     def _start(self, order: Order) -> None:
         newest = self._ready().newest
         done = self.store.spent() + (newest.sequence if newest is not None else 0)
-        check_sums(order, self.options, self.plan)
+        self.gate.check_sums(order)
         self.options.limits.check_orders(done)
         self.job = OrderInProgress(self._spawn(self._work(order, stop := threading.Event())), stop)
         self._set_deadline(order)
@@ -365,12 +367,7 @@ class Device:
         result = slot.newest
         if result is None or result.order_id != order_id:
             return
-        if self.exchanges is not None and result.trained:
-            result = report_of(result)
-        elif "statistics" not in self.options.disclose:
-            result = result.without_class_shares
-        if not self.options.privacy.tells_scores(self.plan):
-            result = result.without_scores
+        result = self.gate.report(result)
         sent = await send(self.link, slot.orders, result, resume, self.console.say)
         fail_at(slot.orders.who, result.round, "submitted")
         await self.events.put(sent)

@@ -19,7 +19,7 @@ from attune.common.exchange.messages import (
     UnitReport,
     Welcome,
 )
-from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS, secure_sum_in
+from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS
 from attune.common.plan import Plan, Profile
 from attune.common.privacy.noisy_statistics import NoisyLayout
 from attune.common.protocol import DESCRIPTION, EMPTY, IN_NO_SUM, MASKED, MASKED_SCALE, SPOKEN, SUMS
@@ -28,6 +28,7 @@ from attune.common.text import from_json
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.site_sums import site_sketches, site_sums
 from attune.fedclient.data.units import units_of_shard
+from attune.fedclient.gate import Gate
 from attune.fedclient.link.port import Link
 from attune.fedclient.masked_disclosing import MOST_BYTES, MaskedDiscloser
 from attune.fedclient.options import DeviceOptions
@@ -35,27 +36,8 @@ from attune.fedclient.store import Store
 from attune.fedclient.work.worker import Worker
 
 DESCRIBED_AT_ONCE = 256  # samples
+DESCRIBED, REPORT, MASKED_SUM = "Description.moments", "StatisticsReport.report_json", "StatisticsReport.masked"
 _version = functools.cache(version)  # it reads a file
-
-
-def told_profile(options: DeviceOptions, shard: LazyShard) -> Profile:
-    """Return what the server is told of the shard.
-
-    Sums of its values are told only if the device discloses them unmasked. If its data may leave only with noise, they are not
-    told, and neither is which classes and tokens occur.
-    """
-    profile, noisy = shard.profile, options.privacy.needs_noise
-    if noisy or not _tells(options):
-        profile = msgspec.structs.replace(profile, columns=None, targets=None)
-    if noisy and profile.task == "classes" and "classes" not in shard.declares:
-        profile = msgspec.structs.replace(profile, labels=[])
-    if noisy and "vocabulary" not in shard.declares:
-        profile = msgspec.structs.replace(profile, vocabulary=0)
-    return profile
-
-
-def _tells(options: DeviceOptions) -> bool:
-    return "statistics" in options.disclose and "masked-statistics" not in options.disclose
 
 
 def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
@@ -67,7 +49,7 @@ def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
     if not {"statistics", "masked-statistics"} & set(options.disclose):
         return sums
     scales = profile.columns is not None or profile.targets is not None
-    described = (DESCRIPTION,) if _tells(options) and not options.privacy.needs_noise else ()
+    described = (DESCRIPTION,) if Gate(options).allows(DESCRIBED) else ()
     return (MASKED, *([MASKED_SCALE] if scales else []), *described, *sums)
 
 
@@ -78,17 +60,18 @@ def hello_of(options: DeviceOptions, shard: LazyShard, empty: bool, in_no_sum: b
     in_no_sum = in_no_sum and not scales_alone  # else sums over its samples mean something else than those of others
     now = (word for word, is_so in ((EMPTY, empty), (IN_NO_SUM, in_no_sum)) if is_so)
     can = (*SPOKEN, *transforms, *abilities(options, shard.profile), *now)
-    return Hello(f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(told_profile(options, shard)), can)
+    return Hello(
+        f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(Gate(options).profile(shard.profile, shard.declares)), can
+    )
 
 
-async def tell_units(
-    options: DeviceOptions, shard: LazyShard, plan: Plan, link: Link, worker: Worker, say: Callable[[str], None]
-) -> None:
+async def tell_units(gate: Gate, shard: LazyShard, link: Link, worker: Worker, say: Callable[[str], None]) -> None:
     """Tell the server, and the person at the device, by a word how columns fit the ranges of the plan's schema.
 
     Nothing is told if there are no ranges, if training has noise, or if the owner forbids it.
     """
-    if plan.schema is None or plan.is_private or plan.noisy_sums is not None or options.units == "none":
+    plan = gate.plan
+    if plan is None or plan.schema is None or not gate.allows("UnitReport.verdicts"):
         return
     if all(column.range is None for column in plan.schema.columns.values()):
         return
@@ -113,14 +96,12 @@ class Discloser:
         self._busy = False
         self._described: tuple[bytes, Description] | None = None  # the plan, and what is said under it
 
-    async def describe(self, plan: Plan, plan_json: bytes) -> None:
+    async def describe(self, gate: Gate, plan_json: bytes) -> None:
         """Tell the server the moments of this device's inputs, if embeddings start from them and the owner allows it."""
-        self._described = None
-        if plan.method_options.get("embedding") != "described" or DESCRIPTION not in abilities(
-            self._options, self._shard.profile
-        ):
+        self._described, plan = None, gate.plan
+        if plan is None or plan.method_options.get("embedding") != "described" or not Gate(self._options).allows(DESCRIBED):
             return
-        said = () if self._objection(plan, masked=False) else await self._worker.do(_moments, self._shard, plan)
+        said = await self._worker.do(_moments, self._shard, plan) if gate.allows(DESCRIBED) else ()
         self._described = plan_json, Description(said)
         self._link.answer(self._described[1])
 
@@ -129,86 +110,68 @@ class Discloser:
         if isinstance(event, Welcome) and self._described is not None and event.plan_json == self._described[0]:
             self._link.answer(self._described[1])
 
-    async def answer(self, question: StatisticsRequest, plan: Plan | None) -> None:
+    async def answer(self, question: StatisticsRequest, gate: Gate) -> None:
         """Answer a question, or say why not."""
         noisy = bool(question.noisy_json)
         masked = bool(question.layout_json) and not noisy  # a question for both is for noise alone
-        if why := self._objection(plan, masked, noisy):
+        if why := gate.objection(MASKED_SUM if masked else REPORT, noisy):
             self._link.answer(StatisticsReport(question.id, refused=why))
         elif masked:
             await self.masked.prepare(question)
         elif not self._busy:
             self._busy = True
             try:
-                report = self._noisy_report if noisy else self._report
-                self._link.answer(await self._worker.do(report, question, plan))
+                sums = await self._worker.do(self._noisy_sums if noisy else self._plain_sums, question, gate.plan)
+                report = StatisticsReport(question.id, sums)
+            except UpdateRefused as refusal:
+                report = StatisticsReport(question.id, refused=str(refusal))
             finally:
                 self._busy = False
+            self._link.answer(report)
 
-    async def exchange(self, message: SecureMessage, plan: Plan | None) -> None:
+    async def exchange(self, message: SecureMessage, gate: Gate) -> None:
         """Answer a message of a masked sum, or say why not."""
-        if why := self._objection(plan, True):
+        if why := gate.objection(MASKED_SUM):
             self._link.answer(SecureMessage(message.order_id, message.attempt, message.exchange, refused=why))
         else:
             await self.masked.answer(message)
 
-    def _objection(self, plan: Plan | None, masked: bool, noisy: bool = False) -> str:
-        """Return why this device gives no statistics; empty if it does. A server may ask although its plan has privacy."""
-        enough = {"statistics", "masked-statistics"} if masked else {"statistics"}
-        if not enough & set(self._options.disclose):
-            masks = "masked-statistics, or " if masked else ""
-            return f"it discloses no statistics (fedclient --disclose {masks}statistics)"
-        private = plan is not None and (plan.is_private or plan.noisy_sums is not None)
-        if not noisy and (private or self._options.privacy.needs_noise):
-            return (
-                "its data leave only with noise (privacy.unit, --max-epsilon, --max-delta), and statistics have none: set "
-                "privacy.statistics_epsilon"
-            )
-        if not masked and plan is not None and secure_sum_in(plan.transforms) is not None:
-            return "its sums leave only masked (privacy.secure_aggregation), and statistics are not"
-        return ""
-
-    def _report(self, question: StatisticsRequest, plan: Plan | None) -> StatisticsReport:
-        """Return the answer to a question for statistics as they are."""
+    def _plain_sums(self, question: StatisticsRequest, plan: Plan | None) -> bytes:
+        """Return the answer to a question for statistics as they are. It can refuse by UpdateRefused."""
         try:
             centres = from_json(question.centres_json, dict[str, Centre]) if question.centres_json else {}
         except msgspec.DecodeError as error:
             raise WireError(f"the server's question for statistics cannot be read ({error}): update one of the two") from None
         if len(centres) > MOST_COLUMNS or len(question.columns) > MOST_COLUMNS:
-            return StatisticsReport(question.id, refused=f"the question is for more than {MOST_COLUMNS} columns")
+            raise UpdateRefused(f"the question is for more than {MOST_COLUMNS} columns")
         whole = self._shard.load()
         answer = site_sketches(whole, centres) if question.centres_json else site_sums(whole, question.columns)
-        if len(answer.columns) > MOST_COLUMNS:
-            return StatisticsReport(
-                question.id,
-                refused=f"its data have {len(answer.columns)} columns: ask for at most {MOST_COLUMNS} of them (--columns)",
-            )
+        if (count := len(answer.columns)) > MOST_COLUMNS:
+            raise UpdateRefused(f"its data have {count} columns: ask for at most {MOST_COLUMNS} of them (--columns)")
         text = msgspec.json.encode(answer)
         if len(text) > MOST_BYTES:
-            return StatisticsReport(
-                question.id, refused=f"its answer has {len(text):,} bytes: ask for fewer columns (--columns)"
-            )
-        return StatisticsReport(question.id, text)
+            raise UpdateRefused(f"its answer has {len(text):,} bytes: ask for fewer columns (--columns)")
+        return text
 
-    def _noisy_report(self, question: StatisticsRequest, plan: Plan | None) -> StatisticsReport:
-        """Return the answer to a question for statistics with noise. This imports torch."""
+    def _noisy_sums(self, question: StatisticsRequest, plan: Plan | None) -> bytes:
+        """Return the answer to a question for statistics with noise. It can refuse by UpdateRefused. This imports torch."""
         from attune.fedclient.work.private.ledger import BudgetSpent
         from attune.fedclient.work.private.private_learning import noisy_statistics
 
         if self._shard.load_in is not None:
             why = "it proposes a schema, which tells of its rows: give it the schema of the operator (--schema FILE)"
-            return StatisticsReport(question.id, refused=why)
+            raise UpdateRefused(why)
         try:
             layout = from_json(question.noisy_json, NoisyLayout)
             sums = noisy_statistics(self._shard.load(), layout, self._options, plan, self._shard.digest)
         except msgspec.DecodeError as error:
-            return StatisticsReport(question.id, refused=f"the question cannot be read ({error}): update one of the two")
-        except (UpdateRefused, SettingError, BudgetSpent) as error:
-            return StatisticsReport(question.id, refused=str(error))
+            raise UpdateRefused(f"the question cannot be read ({error}): update one of the two") from None
+        except (SettingError, BudgetSpent) as error:
+            raise UpdateRefused(str(error)) from None
         except HomeMismatch as error:
             self._say(f"gives no statistics: {error}")
-            return StatisticsReport(question.id, refused="its privacy ledger cannot be used; its own log says why")
-        return StatisticsReport(question.id, msgspec.json.encode(sums))
+            raise UpdateRefused("its privacy ledger cannot be used; its own log says why") from None
+        return msgspec.json.encode(sums)
 
 
 def _moments(shard: LazyShard, plan: Plan) -> tuple[float, ...]:

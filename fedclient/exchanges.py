@@ -20,6 +20,7 @@ from attune.common.protocol import OTHER_COHORT
 from attune.common.text import clean, from_json
 from attune.common.wire.blobs import Buffer
 from attune.common.wire.digest import digest_of
+from attune.fedclient.gate import report_of
 from attune.fedclient.home import Identity
 from attune.fedclient.link.port import Link
 from attune.fedclient.messages import OrderResult, Part, SendRefused
@@ -40,11 +41,6 @@ def exchanges_of(
         return None
     signer_of(options, link.identity)  # wrong options are told at once
     return Exchanges(plan, settings, lambda: signer_of(options, link.identity), store, link, worker, say)
-
-
-def report_of(result: OrderResult) -> OrderResult:
-    """Return what the server is told of an order whose update is summed with others: that it is done."""
-    return OrderResult(order_id=result.order_id, round=result.round, trained=result.trained, samples=0)
 
 
 def signer_of(options: DeviceOptions, identity: Identity) -> Identity:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from attune.common.exchange.messages import Order, SecureMessage, StatisticsRequest, ToDevice
-from attune.common.metrics import METRICS, NOT_OF_SAMPLES, RIVALS, Choice, Metrics
+from attune.common.metrics import RIVALS, Choice, Metrics
 from attune.common.task import TaskName
 
 
@@ -75,22 +74,6 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
         if self.accuracy is None or self.accuracy_constant is None:
             return False
         return self.accuracy <= self.accuracy_constant < 1
-
-    @property
-    def without_class_shares(self) -> OrderResult:
-        """The result as a server may see it that is not told how frequent the classes are.
-
-        An evaluation says only whether the device's model is better than a constant answer.
-        """
-        known = self.accuracy_constant is not None and not self.trained
-        above = int(not self.no_better_than_constant) if known else None
-        return msgspec.structs.replace(self, accuracy_constant=None, above_constant=above)
-
-    @property
-    def without_scores(self) -> OrderResult:
-        """The result as a server may see it that is told counts and costs, and of losses and scores only what has noise."""
-        hidden: dict[str, Any] = {name: None for name in METRICS if name not in NOT_OF_SAMPLES} | {"fitted": {}}
-        return msgspec.structs.replace(self, **(hidden | dict(self.noisy)))
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import Literal
 from attune.common.errors import SettingError
 from attune.common.plan import Plan
 from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
+from attune.fedclient.gate import NO_DEMANDS, PrivacyLimits
 from attune.fedclient.hooks import NONE, Hooks
-from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, PrivacyLimits
+from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 

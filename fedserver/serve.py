@@ -84,17 +84,14 @@ def serve(
     run_blocking(run(options, overrides))
 
 
-def of_flags(
-    method: str | None, model: str | None, rounds: int | str | None, min_clients: int | None, clients_per_round: int | None,
-    seed: int | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the settings that were given, by section."""
-    flags: dict[str, Any] = {
-        "method.name": method,
-        "model.name": model,
-        "round.rounds": rounds,
-        "round.min_clients": min_clients,
-        "round.clients": clients_per_round,
-        "seed": seed,
+def of_flags(**given: Any) -> dict[str, Any]:
+    """Return the settings that were given as arguments of `serve`, by section."""
+    names = {
+        "method": "method.name",
+        "model": "model.name",
+        "rounds": "round.rounds",
+        "min_clients": "round.min_clients",
+        "clients_per_round": "round.clients",
+        "seed": "seed",
     }
-    return by_section({name: value for name, value in flags.items() if value is not None})
+    return by_section({names[argument]: value for argument, value in given.items() if value is not None})

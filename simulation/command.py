@@ -22,7 +22,6 @@ from attune.fedclient.work.executor import EXECUTORS
 
 if TYPE_CHECKING:
     from attune.fedclient.data.lazy_shard import LazyShard
-    from attune.fedclient.options import Baseline
 
 
 @click.command()
@@ -87,15 +86,11 @@ def simulate(
     grid: tuple[str, ...],
     config: Path | None,
     preset: str | None,
-    baseline: Baseline | None,
-    executor: Any,
     try_executors: bool,
     home: Path | None,
     out: Path | None,
     table_file: Path | None,
-    dashboard: str | None,
-    label: str,
-    **table: Any,
+    **given: Any,
 ) -> None:
     """Run whole federations in this process, without a network, and compare methods on the same shards."""
     listed = None if seeds is None else seeds_in(seeds, seed)
@@ -133,7 +128,7 @@ def simulate(
         raise click.UsageError(
             "--method auto compares methods itself: give it alone, and name others with --set auto.candidates"
         )
-    if AUTO in names and (single := [given for given in assignments if ":" in given.partition("=")[0]]):
+    if AUTO in names and (single := [text for text in assignments if ":" in text.partition("=")[0]]):
         raise click.UsageError(
             f"--set {single[0]}: in a race, settings of one method stand beside its name, such as "
             """--set "auto.candidates={fedavg={}, fedtp={'train.lr'=0.1}}\""""
@@ -141,20 +136,19 @@ def simulate(
     if try_executors and hooks_module:
         raise click.UsageError("--try-executors measures Attune's own training: leave --hooks out")
     hooks = Hooks.of_module(hooks_module) if hooks_module else NONE
-    functions = {"train": hooks.train, "evaluate": hooks.evaluate}
-    members = read_shards(data_by_name(data), read_options({"label": label, **table}))
+    running = {name: given[name] for name in ("baseline", "executor", "dashboard")}
+    running |= {"train": hooks.train, "evaluate": hooks.evaluate}
+    members = read_shards(data_by_name(data), read_options(given))
     for line in warnings_of(members):
         click.echo(line, err=True)
     if names == [AUTO]:
         settings = load_settings(config, assignments, {})
         if grid:
             trial_seed = (listed or [seed or 0])[0]
-            settings = race_settings(members, settings, model, rounds, seed, grid, trial_seed, executor, out, hooks)
+            settings = race_settings(members, settings, model, rounds, seed, grid, trial_seed, given["executor"], out, hooks)
         place = home / AUTO if home else None
-        given = {"settings": settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, **functions}
-        raced = run(
-            members, AUTO, model, rounds, home=place, **given, **({"seed": seed} if listed is None else {"seeds": listed})
-        )
+        seeded = {"seed": seed} if listed is None else {"seeds": listed}
+        raced = run(members, AUTO, model, rounds, home=place, settings=settings, **running, **seeded)
         of_seeds = {AUTO: raced if isinstance(raced, SeedResults) else SeedResults({raced.summary["seed"]: raced})}
         for line in course(raced, members) if not isinstance(raced, SeedResults) else courses(raced):
             click.echo(line)
@@ -169,7 +163,9 @@ def simulate(
         click.echo(repr(measure_executors(members, names[0], settings=compared[0].settings)))
         return
     if grid:
-        searched = search(asked, compared, grid, (listed or [seed or 0])[0], executor, lambda text: click.echo(text, err=True))
+        searched = search(
+            asked, compared, grid, (listed or [seed or 0])[0], given["executor"], lambda text: click.echo(text, err=True)
+        )
         compared = list(searched.chosen)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
@@ -180,17 +176,17 @@ def simulate(
         if preset == PLAIN:
             off = turned_off(overrides(len(members), method.name, None, None, None, method.settings))
             values = [f"{key} ({value:g})" for key, value in off.items()] + (
-                [] if baseline else ["ordinary models (--baseline)"]
+                [] if given["baseline"] else ["ordinary models (--baseline)"]
             )
             click.echo(f"{method.name} ({preset}): off are {', '.join(values)}", err=True)
         click.echo(f"{method.name} ...", err=True)
-        given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, **functions}
         place = home / method.name if home else None
         if listed is None:
-            result = run(members, method.name, home=place, **given)
+            result = run(members, method.name, home=place, settings=method.settings, **running)
             results[method.name] = SeedResults({result.summary["seed"]: result})
         else:
-            result = results[method.name] = run(members, method.name, home=place, seeds=listed, **given)
+            result = run(members, method.name, home=place, seeds=listed, settings=method.settings, **running)
+            results[method.name] = result
         if out is not None:
             try:
                 result.save(out / method.name)

@@ -25,9 +25,10 @@ from attune.fedclient.work.processes.remote_executor import RemoteExecutor, Remo
 from attune.fedclient.work.worker import Worker
 from attune.fedserver.consent import code_in, code_of
 from attune.fedserver.core import planning
+from attune.fedserver.core.buffered_rounds import check_arrivals
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.core.replayed_rounds import Arrival, check_arrivals
+from attune.fedserver.core.records import Arrival
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import InlineExecutors
 from attune.fedserver.federation.coordinator import Coordinator

@@ -27,7 +27,7 @@ from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from attune.fedserver.choosing.racing import RaceResult, reported_scores
 from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
-from attune.fedserver.core.replayed_rounds import Arrival, arrivals_of
+from attune.fedserver.core.records import Arrival, arrivals_of
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
 from attune.simulation.manifest import ResultManifest, result_manifest

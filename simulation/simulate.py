@@ -19,8 +19,8 @@ from attune.common.methods.method import PLAIN
 from attune.common.methods.registry import AUTO
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
+from attune.fedclient.gate import PrivacyLimits
 from attune.fedclient.hooks import Evaluate, Hooks, Train
-from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES, PROCESSES, SEQUENTIAL, STACKED

@@ -14,7 +14,7 @@ from attune.common.errors import SettingError
 from attune.common.exchange.messages import Order
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import Work
-from attune.fedserver.core.replayed_rounds import Arrival
+from attune.fedserver.core.records import Arrival
 from attune.simulation.in_process import InlineWorker
 
 LOOK_S = 0.01  # real seconds until the next look at a server that is making a state

@@ -29,7 +29,7 @@ from attune.contrib.gp.process import (
     own_covariance,
     posterior,
 )
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Network, Objective, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged
 from attune.fedclient.work.objectives.memory import FEATURES, LABELS, remember

@@ -25,10 +25,10 @@ from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.build import family_of
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.base import Network
-from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import OnProgress, Seeds, Tensors, Trained, Trainer
 

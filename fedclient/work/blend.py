@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attune.common.metrics import prior_shares
 from attune.fedclient.work.calibration import FLOOR, log_likelihoods
-from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 

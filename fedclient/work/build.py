@@ -19,17 +19,17 @@ from attune.fedclient.work.objectives.base import Objective
 from attune.fedclient.work.predictors.base import Predictor
 
 OBJECTIVES = {
-    "sgd": "objectives.sgd:Sgd",
+    "sgd": "objectives.descent:Sgd",
     "proximal": "objectives.proximal:Proximal",
-    "maml": "objectives.sgd:Maml",
+    "maml": "objectives.descent:Maml",
     "moreau": "objectives.proximal:Moreau",
     "own-model": "objectives.proximal:OwnModel",
     "mean-regularised": "objectives.proximal:MeanRegularised",
     "mixture": "objectives.mixed_models:Mixture",
     "local-aggregation": "objectives.mixed_models:LocalAggregation",
     "domain-bias": "objectives.two_heads:DomainBias",
-    "frozen-private": "objectives.sgd:FrozenPrivate",
-    "alternating": "objectives.sgd:Alternating",
+    "frozen-private": "objectives.descent:FrozenPrivate",
+    "alternating": "objectives.descent:Alternating",
     "two-heads": "objectives.two_heads:TwoHeads",
     "sums": "objectives.sums:SampleSums",
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.fedclient.work.calibration import log_likelihood
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.base import Tensors
 
 Position = Literal["attended", "mean", "own"]

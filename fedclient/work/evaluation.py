@@ -20,7 +20,7 @@ from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out
 from attune.fedclient.work.dial import Dialled, Position, dialled
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored

@@ -1,15 +1,17 @@
-"""The interface of everything that carries out orders: in this process one by one or stacked, or in other processes.
+"""Jobs and what carries them out: work stops at each heavy computation, and an executor decides how orders are computed.
 
-torch is imported by the first learner that is made, not here.
+A generator yields jobs and is sent their results. `alone` computes each job at once, by itself. fedclient.work.stacked runs the
+generators of many devices side by side and computes like jobs together. Orders are carried out one by one or stacked in this
+process, or in other processes. torch is imported by the first learner that is made, not here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from attune.common.plan import Plan, Scale
 
@@ -20,6 +22,43 @@ if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.trainer import OnProgress, Tensors
+
+
+T = TypeVar("T", covariant=True)
+
+
+class Job(Protocol):
+    """One computation of one device, with all that it needs."""
+
+    def alone(self) -> Any:
+        """Return the job's result by its definition. Every other way to compute it must agree."""
+
+
+Jobs = Generator[Job, Any, T]  # that return a T
+
+
+@dataclass(frozen=True)
+class FailedWork:
+    """The error with which work ended, in place of a result."""
+
+    error: Exception
+
+
+def alone(work: Jobs[T]) -> T:
+    """Run a generator of jobs one job after another, and return its result. Errors of a job are raised where it was yielded."""
+    try:
+        job = next(work)
+        while True:
+            try:
+                result = job.alone()
+            except Exception as error:
+                job = work.throw(error)
+            else:
+                job = work.send(result)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
 
 SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY = "sequential", "stacked", "auto", "processes", "ray"
 EXECUTORS = (SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY)

@@ -30,6 +30,7 @@ from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
+from attune.fedclient.gate import Gate
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
@@ -40,8 +41,7 @@ from attune.fedclient.work.device_state import DeviceState
 from attune.fedclient.work.dial import dial_of
 from attune.fedclient.work.embedding import FROM_SEED, PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.evaluation import DeviceModels, Evaluation
-from attune.fedclient.work.executor import Work
-from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.executor import Jobs, Work, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import Holdings, OrderStore, check_encodings, manifests_of, rebuilt
 from attune.fedclient.work.own_loop import check_loop
@@ -392,7 +392,7 @@ def make_learner(
     device = hardware.choose(options.device)
     prepared = prepare(shard.load_for(plan), plan)
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
-    tells, store = options.privacy.tells_scores(plan), orders(name)
+    tells, store = Gate(options, plan).tells_scores, orders(name)
     source = EmbeddingSource(None if options.simulated else store.secret, options.limits.model_bytes)
     keep, local, alone = options.keep, options.trains_local, not options.against_alone(plan)
     return Learner(plan, prepared, name, store, device, keep, local, options.hooks, private, tells, source, alone)

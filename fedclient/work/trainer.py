@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attune.common.config import TrainSettings
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
-from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure, mean_score
 from attune.fedclient.work.objectives.base import LocalTask, Network, Objective, OnProgress, Tensors, Trained, extras_of
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast, batches
@@ -71,7 +71,7 @@ class Accuracy:
 class Trainer:
     """Training and evaluation of weights that are given by name; the module only says how to compute.
 
-    Work is a generator of jobs, which `fedclient.work.job.alone` runs for one device.
+    Work is a generator of jobs, which `fedclient.work.executor.alone` runs for one device.
 
     Args:
         model: The module, which is moved to `device`; or a network that is there.

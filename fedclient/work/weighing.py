@@ -16,7 +16,7 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work.baselines import Candidates
 from attune.fedclient.work.blend import NOTHING, Member, Weighing, unweighed
 from attune.fedclient.work.calibration import Calibrated, log_likelihood
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.portfolio.portfolio import Portfolio
 
 LEAST_WEIGHT = 0.02  # of a model in a blend with fitted models; the others are weighed again without it

@@ -91,30 +91,17 @@ def _earlier_lines(earlier: Sequence[dict[str, Any]]) -> Iterator[str]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(
-    unit: str,
-    devices: int | None,
-    per_round: int | None,
-    rounds: int | None,
-    samples: int | None,
-    batch: int | None,
-    epochs: int | None,
-    noise: float | None,
-    epsilon: float | None,
-    delta: float | None,
-    adjacency: str,
-    as_json: bool,
-) -> None:
+    unit: str, noise: float | None, epsilon: float | None, delta: float | None, adjacency: str, as_json: bool,
+    **counts: int | None,
+) -> None:  # fmt: skip
     """Compute epsilon from the noise, or the noise from epsilon."""
     from attune.common.privacy.accountant import MEANING, Adjacency, NoisySteps, epsilon_of, noise_for
 
     if (noise is None) == (epsilon is None):
         raise click.UsageError("say --noise or --epsilon, and the other one is computed")
-    if unit == "client":
-        count, drawn, repeats = _all_of({"--devices": devices, "--per-round": per_round, "--rounds": rounds}, unit)
-        steps = repeats
-    else:
-        count, drawn, repeats = _all_of({"--samples": samples, "--batch": batch, "--epochs": epochs}, unit)
-        steps = repeats * math.ceil(count / drawn)
+    names = ("devices", "per_round", "rounds") if unit == "client" else ("samples", "batch", "epochs")
+    count, drawn, repeats = _all_of({f"--{name.replace('_', '-')}": counts[name] for name in names}, unit)
+    steps = repeats if unit == "client" else repeats * math.ceil(count / drawn)
     rate, delta = min(1.0, drawn / count), delta or 1 / (2 * count)
     chosen: Adjacency = "replace-one" if adjacency == "replace-one" else "zero-out"
     if epsilon is None and noise is not None:

@@ -91,23 +91,12 @@ class ServerCommands(ExtensibleGroup):
 def cli(
     context: click.Context,
     /,
-    port: int | None,
-    host: str | None,
-    home: Path | None,
-    config: Path | None,
     assignments: tuple[str, ...],
-    exit_when_done: bool,
-    join_uses: int,
     log_format: Literal["text", "json"],
     quiet: bool,
     verbose: bool,
-    dashboard: str | None,
-    lab: str,
     lab_workers: int | None,
-    ledger: str | None,
-    blobs: str | None,
-    allow_code: tuple[str, ...],
-    **flags: Any,
+    **given: Any,
 ) -> None:
     """Run the aggregation server. The commands show or change the home of a server."""
     if context.invoked_subcommand is not None:
@@ -119,23 +108,8 @@ def cli(
     verbosity = int(verbose) - int(quiet)
     logs.begin(log_format, verbosity)
     process.prepare_memory()
-    serve(
-        settings=settings,
-        config=config,
-        home=home,
-        host=host,
-        port=port,
-        exit_when_done=exit_when_done,
-        join_uses=join_uses,
-        dashboard=dashboard,
-        lab=lab,
-        lab_workers=lab_workers or 0,
-        ledger=ledger,
-        blobs=blobs,
-        allow_code=allow_code,
-        say=logs.speaker(log_format, verbosity, click.echo),
-        **flags,
-    )
+    say = logs.speaker(log_format, verbosity, click.echo)
+    serve(settings=settings, lab_workers=lab_workers or 0, say=say, **given)
 
 
 @cli.command()

@@ -8,14 +8,21 @@ A round is open until its buffer is full. Devices that have not answered by then
 a later round. A device trains from each state once at most: after it has handed in, it gets its next order as soon as there is
 a newer state. So a buffer has one update of a device at most, and what the server keeps of a device alone (an attended value,
 an embedding) includes all that the device has handed in before.
+
+An earlier run is repeated by the log of its arrivals, which says who trains from which state, and when a round closes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from attune.common.errors import SettingError
 from attune.fedserver.core.messages import Acknowledge, Aggregated, DiscardStale, Effect, Open, Phase, Record, Reported
 from attune.fedserver.core.phases import (
     AggregatingPhase,
@@ -32,6 +39,9 @@ from attune.fedserver.core.phases import (
 )
 from attune.fedserver.core.policy import Asked, Synchronous, passed_over, quorum_of, spoiled
 from attune.fedserver.core.state import Round, without
+
+if TYPE_CHECKING:
+    from attune.fedserver.core.records import Arrival
 
 
 def closing_round(record: Record) -> int:
@@ -221,3 +231,68 @@ BUFFERED: dict[PhaseKey, PhaseVerbs] = {
     PhaseKey.EVALUATION: BufferedEvaluation(),
     PhaseKey.FAILED: BufferedFailed(),
 }
+
+
+def check_arrivals(arrivals: Sequence[Arrival], names: Collection[str], rounds: int) -> None:
+    """Check that buffered rounds can follow a log.
+
+    Raises:
+        SettingError: They cannot. The message says why.
+    """
+    counted: dict[str, int] = {}  # the last round in which an update of the device counted
+    number, why = 0, ""
+    for device, order, closed, _ in arrivals:
+        if device not in names:
+            why = f"it names {device}, which has no shard"
+        elif closed not in (number, number + 1):
+            why = f"no update counted in round {number + 1}"
+        elif order > closed:
+            why = f"{device} answers in round {closed} an order of round {order}"
+        elif order <= counted.get(device, 0):
+            why = f"{device} answers in round {closed} an order of round {order}, and had counted in round {counted[device]}"
+        if why:
+            break
+        number = counted[device] = closed
+    if not why and number < rounds:
+        why = f"it has {number} round{'' if number == 1 else 's'}, and round.rounds is {rounds}"
+    if why:
+        raise SettingError(f"this order of arrivals cannot be repeated: {why}")
+
+
+@dataclass(frozen=True)
+class ReplayedRounds(BufferedRounds):
+    """Buffered rounds by a log that `check_arrivals` has checked. Updates must arrive in its order.
+
+    Attributes:
+        arrivals: The log.
+    """
+
+    arrivals: Sequence[Arrival] = field(default=(), kw_only=True)
+
+    @cached_property
+    def _orders(self) -> dict[int, set[str]]:
+        """The devices that got an order in each round, and whose update counted."""
+        orders = defaultdict[int, set[str]](set)
+        for device, order, _, _ in self.arrivals:
+            orders[order].add(device)
+        return orders
+
+    @cached_property
+    def _sizes(self) -> Counter[int]:
+        """The number of updates that closed each round."""
+        return Counter(arrival.round for arrival in self.arrivals)
+
+    def ask(self, state: Round) -> Asked:
+        asked = self._orders.get(state.record.round + 1, set()) & state.connected - state.record.begun.keys()
+        return Asked(tuple(sorted(asked)), tuple(sorted(asked)))
+
+    def complete(self, state: Round, now: float) -> bool:
+        if state.record.adapting:
+            return super().complete(state, now)
+        return len(state.updates) >= self._sizes[state.record.round + 1]
+
+    def overdue(self, state: Round, now: float) -> frozenset[str]:
+        """Return no device that trains: the clock of a repeated run stands."""
+        if state.work != "train" or state.record.adapting:
+            return super().overdue(state, now)
+        return frozenset()

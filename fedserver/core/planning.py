@@ -24,7 +24,7 @@ from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of, device_defaults
 from attune.fedserver.core.ballot import united_classes
 from attune.fedserver.core.blended_sums import with_closed_form
-from attune.fedserver.core.buffered_rounds import BufferedRounds
+from attune.fedserver.core.buffered_rounds import BufferedRounds, ReplayedRounds
 from attune.fedserver.core.client_privacy import (
     PoissonRounds,
     check_public,
@@ -35,10 +35,10 @@ from attune.fedserver.core.client_privacy import (
 )
 from attune.fedserver.core.conflicts import check_conflicts
 from attune.fedserver.core.data_form import columns_of
-from attune.fedserver.core.encodings import Encodings, encodings_of
+from attune.fedserver.core.orderbook import Encodings, encodings_of
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvoted
-from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
+from attune.fedserver.core.records import Arrival
 from attune.fedserver.core.scale import MaskedScales, check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_policy import ON, SameCohortRounds, defaults_of, no_sums, transform_of, weighted
 from attune.fedserver.core.training_length import round_settings, usual_epochs, with_scores

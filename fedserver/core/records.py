@@ -1,13 +1,18 @@
-"""Rows of the ledger as values: devices, slots of the state, and reports."""
+"""Rows of the ledger as values: devices, slots of the state, reports, and arrivals of updates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from attune.common.errors import SettingError
 from attune.common.metrics import Metrics
 from attune.common.wire.blobs import Blob
+
+if TYPE_CHECKING:
+    from attune.fedserver.core.messages import Record
 
 KEPT_LABELS = 500  # characters of a device's classes
 
@@ -68,3 +73,33 @@ class AcceptedUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int = 0  # of secure aggregation, whose keys mask the parts
     fresh: float = 1.0  # weight by its staleness, in buffered rounds
     check: str = ""  # digest of the file without it, so that a changed byte is noticed; homes of older versions have none
+
+
+class Arrival(NamedTuple):
+    """An update that counted: the device, the rounds in which it got its order and in which it was aggregated, from 1.
+
+    A founder was enrolled before round 1 was closed.
+    """
+
+    device: str
+    order: int
+    round: int
+    founder: bool = True
+
+
+def arrivals_of(rows: Iterable[Report], devices: Iterable[DeviceRecord], record: Record) -> list[Arrival]:
+    """Return the order in which the updates of buffered rounds arrived, from what the ledger has of a run.
+
+    Raises:
+        SettingError: A state was taken back. The updates that had spoiled it are not in the ledger.
+    """
+    if record.given_up:
+        raise SettingError(
+            f"this run has no order of arrivals to repeat: the state after round {record.given_up} was taken back"
+        )
+    founders = {device.name for device in devices if device.founder}
+    counted = [(row.round, row.arrival, row) for row in rows if row.arrival is not None and row.staleness is not None]
+    return [
+        Arrival(row.client, row.round - (row.staleness or 0), row.round, row.client in founders)
+        for _, _, row in sorted(counted, key=lambda entry: entry[:2])
+    ]

@@ -43,24 +43,15 @@ def partition(
     dataset: str | None,
     scheme: str,
     clients: int | None,
-    classes_per_client: int | None,
-    alpha: float | None,
-    by: str | None,
     assignments: tuple[str, ...],
-    label: str,
-    apart: tuple[str, ...],
-    key: str,
-    shape: str,
-    missing: str,
-    missing_words: str,
     normalise: str | None,
     noise: float,
     seed: int,
     out: Path,
-    **mapping: Any,
+    **given: Any,
 ) -> None:
     """Cut a data set into shards, for experiments."""
-    settings = _settings(scheme, assignments, {"classes_per_client": classes_per_client, "alpha": alpha, "by": by})
+    settings = _settings(scheme, assignments, {name: given.pop(name) for name in ("classes_per_client", "alpha", "by")})
     from attune.fedclient.data import findings
     from attune.fedclient.read_options import ReadOptions
     from attune.simulation.partition import split
@@ -71,10 +62,8 @@ def partition(
     check_folder(out)
     if dataset is not None:
         named = [settings[key] for key in ("by", "group") if settings.get(key)]
-        options = ReadOptions.of(
-            label, (*apart, *(str(name) for name in named)), shape, missing, missing_words=missing_words, key=key, **mapping
-        )
-        source = load_source(dataset, seed, options)
+        apart = (*given.pop("apart"), *map(str, named))
+        source = load_source(dataset, seed, ReadOptions.of(apart=apart, **given))
     made = split.partition(source, scheme, clients, seed, normalise=normalise, noise=noise, **settings)
     split.write_shards(out, made)
     click.echo(table(made))

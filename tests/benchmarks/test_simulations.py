@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import attune
 import benchmarks.stacked
 from attune.fedclient.cli import main as fedclient
-from attune.fedclient.work.job import alone
+from attune.fedclient.work.executor import alone
 from attune.fedclient.work.stacked.lockstep import Stacked
 from benchmarks import beside_revision, long_simulation, many_devices, side_by_side, simulation_overhead, spread
 from benchmarks.contenders import task

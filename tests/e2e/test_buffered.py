@@ -6,7 +6,7 @@ from pathlib import Path
 
 import attune
 from attune.common.config import load_settings
-from attune.fedserver.core.replayed_rounds import arrivals_of
+from attune.fedserver.core.records import arrivals_of
 from attune.fedserver.home import ServerHome
 from attune.simulation.simulated_clock import SimulatedClock
 from tests.e2e.harness import Federation, Process

@@ -24,7 +24,7 @@ from attune.common.text import from_json
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.disclosing import Discloser, hello_of
-from attune.fedclient.limits import PrivacyLimits
+from attune.fedclient.gate import Gate, PrivacyLimits
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.store import MemoryStore
@@ -62,7 +62,8 @@ def answered(
     agreed: Plan | None, question: StatisticsRequest | None = None, lines: int = 0, **options: Any
 ) -> StatisticsReport:
     """Return the report of a device that discloses statistics, unless the options say otherwise, after so many lines."""
-    said = said_by(given(**options), lambda discloser: discloser.answer(question or StatisticsRequest("1"), agreed))
+    gate = Gate(given(**options), agreed)
+    said = said_by(gate.options, lambda discloser: discloser.answer(question or StatisticsRequest("1"), gate))
     *printed, report = said  # what the device's user is told comes first
     assert len(printed) == lines
     return report
@@ -149,7 +150,7 @@ def described(embedding: str = "described", noise: PrivacySettings | None = None
 
     async def act(discloser: Discloser) -> None:
         discloser.heard(Welcome(b"this plan"))
-        await discloser.describe(agreed, b"this plan")
+        await discloser.describe(Gate(given(**options), agreed), b"this plan")
         discloser.heard(Welcome(b"this plan"))
         discloser.heard(Welcome(b"another plan"))
 
@@ -197,20 +198,6 @@ def test_with_a_limit_of_privacy_the_server_learns_neither_classes_nor_sums(
     hello = hello_of(given(privacy=limits), LazyShard.on_disk(tmp_path), empty=False)
     told = from_json(hello.profile_json, Profile)
     assert (told.labels, told.columns is not None) == (labels, sums)
-
-
-@pytest.mark.parametrize(
-    ("limits", "declared", "told"),
-    [(PrivacyLimits(), None, 8), (PrivacyLimits(epsilon=4.0), None, 0), (PrivacyLimits(epsilon=4.0), 30, 30)],
-)
-def test_with_a_limit_of_privacy_the_server_does_not_learn_the_largest_token(
-    limits: PrivacyLimits, declared: int | None, told: int, tmp_path: Path
-) -> None:
-    for part in ("train", "test"):
-        np.savez(tmp_path / f"{part}.npz", x=np.arange(8).reshape(4, 2), y=np.arange(4) % 2)
-    (tmp_path / "meta.json").write_text(json.dumps({"kind": "tokens"} | ({"vocabulary": declared} if declared else {})))
-    hello = hello_of(given(privacy=limits), LazyShard.on_disk(tmp_path), empty=False)
-    assert from_json(hello.profile_json, Profile).vocabulary == told
 
 
 def test_a_device_with_a_limit_of_privacy_proposes_no_schema() -> None:

@@ -16,9 +16,9 @@ from attune.common.exchange.registry import SecureSumSettings
 from attune.common.plan import ModelSpec, Plan
 from attune.common.protocol import SAMPLES_BEFORE
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.exchanges import Exchanges, _kept, _trained, report_of, signer_of
+from attune.fedclient.exchanges import Exchanges, _kept, _trained, signer_of
+from attune.fedclient.gate import PrivacyLimits
 from attune.fedclient.home import Identity
-from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.messages import OrderResult, Part
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
@@ -101,14 +101,6 @@ def test_a_damaged_record_ends_the_device(tmp_path: Path) -> None:
     (tmp_path / "secure.json").write_text("{")
     with pytest.raises(HomeMismatch, match=r"secure\.json in .* is damaged"):
         _kept(FolderOrders(tmp_path, "ada"))
-
-
-def test_the_report_of_a_masked_order_says_that_it_is_done_and_nothing_else() -> None:
-    result = OrderResult(
-        order_id="train-1-ada", round=1, trained=True, samples=60, loss=0.5, accuracy_before=0.25, test_samples=9,
-        parts=(Part("shared", "sha256:1", 8),),
-    )  # fmt: skip
-    assert report_of(result) == OrderResult(order_id="train-1-ada", round=1, trained=True, samples=0)
 
 
 def test_before_a_plan_no_message_is_answered() -> None:

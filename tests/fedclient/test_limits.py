@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from attune.common.config import TrainSettings
-from attune.common.errors import Forbidden, ShapeMismatch
+from attune.common.errors import Forbidden, ShapeMismatch, ShardError
 from attune.common.exchange.messages import Order
 from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.limits import check_sums
+from attune.fedclient.gate import Gate, PrivacyLimits
 from attune.fedclient.options import DeviceOptions
 
 STATISTICS = {"columns", "targets"}
@@ -56,14 +56,21 @@ def test_no_server_gets_sums_over_samples_that_the_owner_has_not_allowed() -> No
     asked = Order("train-1-a", 1, "train", returns=("shared", "solved"))
     options = DeviceOptions(Path("shard"), ServerAddress("localhost", 1))
     with pytest.raises(Forbidden, match="asked for sums over samples; this device's owner allows none"):
-        check_sums(asked, options, plan_of())
-    check_sums(asked, replace(options, disclose=("sums",)), plan_of())
-    check_sums(replace(asked, returns=("shared",)), options, plan_of())
+        Gate(options, plan_of()).check_sums(asked)
+    Gate(replace(options, disclose=("sums",)), plan_of()).check_sums(asked)
+    Gate(options, plan_of()).check_sums(replace(asked, returns=("shared",)))
 
 
 def test_sums_among_fewer_than_five_devices_leave_no_device_even_behind_masks() -> None:
     asked = Order("train-1-a", 1, "train", returns=("shared", "solved"))
     options = DeviceOptions(Path("shard"), ServerAddress("localhost", 1), disclose=("sums",))
-    check_sums(asked, replace(options, disclose=()), plan_of(devices=5))
+    Gate(replace(options, disclose=()), plan_of(devices=5)).check_sums(asked)
     with pytest.raises(Forbidden, match="asked for sums over samples"):
-        check_sums(asked, options, plan_of(devices=4))
+        Gate(options, plan_of(devices=4)).check_sums(asked)
+
+
+@pytest.mark.parametrize("limits", [PrivacyLimits(epsilon=4.0), PrivacyLimits(metrics="none")])
+def test_why_a_device_takes_no_part_quotes_no_cell_where_scores_stay(limits: PrivacyLimits) -> None:
+    error = ShardError("diagnosis of a.csv is text, such as 'flu' in sample 17")
+    options = DeviceOptions(Path("shard"), ServerAddress("localhost", 1), privacy=limits)
+    assert "flu" not in Gate(options, plan_of()).declined(error)

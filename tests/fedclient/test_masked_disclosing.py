@@ -16,7 +16,7 @@ from attune.common.exchange.messages import SecureMember, SecureMessage, Statist
 from attune.common.secure.masked_sums import MaskedLayout
 from attune.common.site_statistics import Centre
 from attune.common.text import from_json
-from attune.fedclient.limits import PrivacyLimits
+from attune.fedclient.gate import Gate, PrivacyLimits
 from attune.fedclient.secure_member import MemberState
 from tests.fedclient.test_disclosing import plan
 from tests.fedserver.federation.masked_fleet import NAMES, MaskedFleet, MaskedSite, tables
@@ -194,9 +194,9 @@ def test_the_owner_and_noise_forbid_masked_statistics(agreed: Any, options: dict
     site = MaskedSite("site0", tables()["site0"], **options)
 
     async def run() -> None:
-        layout = msgspec.json.encode(MaskedLayout("fed"))
-        await site.discloser.answer(StatisticsRequest("1", layout_json=layout), agreed)
-        await site.discloser.exchange(SecureMessage("statistics-1", 1, "keys"), agreed)
+        layout, gate = msgspec.json.encode(MaskedLayout("fed")), Gate(site.options, agreed)
+        await site.discloser.answer(StatisticsRequest("1", layout_json=layout), gate)
+        await site.discloser.exchange(SecureMessage("statistics-1", 1, "keys"), gate)
 
     aio.run(run())
     assert len(site.said) == 2 and all(why in answer.refused for answer in site.said)

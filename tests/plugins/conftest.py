@@ -33,7 +33,7 @@ class Change(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
 
 
 class Objective(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
-    implementation: ClassVar[str] = "attune.fedclient.work.objectives.sgd:Sgd"
+    implementation: ClassVar[str] = "attune.fedclient.work.objectives.descent:Sgd"
     strength: Positive = 1.0
 
 

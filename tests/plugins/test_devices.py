@@ -24,7 +24,7 @@ from attune.fedclient.limits import accept_plan
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.build import objective_class, predictor_class
-from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedserver.consent import code_in
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.lab.aggregators.base import MemoryVault

@@ -27,7 +27,7 @@ from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.core.replayed_rounds import Arrival
+from attune.fedserver.core.records import Arrival
 from attune.fedserver.lab.aggregators.stored import names_in
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import blob_of

@@ -25,6 +25,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "method analytic": {"method.name": "analytic", "model.name": "closed-form"},
     "method ditto": {"method.name": "ditto"},
     "method fedamp": {"method.name": "fedamp"},
+    "round.patience": {"round.patience": 1, "train.validation": 0.2},
     "method.dial": {"method.name": "fedmcsa", "method.dial": True},
     "method.robust": {"method.robust": "median"},
     "method.bound_change": {"method.bound_change": 3.0},

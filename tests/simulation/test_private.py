@@ -21,7 +21,8 @@ from attune.common.plan import Profile
 from attune.common.privacy.accountant import NoisySteps, epsilon_of
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.prepare import prepare
-from attune.fedclient.limits import PrivacyLimits
+from attune.fedclient.gate import Gate, PrivacyLimits
+from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.cli.root import cli
 from attune.fedserver.core.messages import Record
@@ -33,6 +34,7 @@ from attune.fedserver.view.backup import back_up, restore_to
 from attune.fedserver.view.export import export_home
 from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.parts import parts
+from attune.simulation.federation import NOWHERE
 
 RANGE = {"unit": "example", "epsilon": 4.0, "insecure_seed": 1, "ranges": [[-3, 3]]}
 
@@ -127,7 +129,8 @@ def test_the_owner_of_a_device_decides() -> None:
         assert refused.value.kind == "limit-exceeded"
     PrivacyLimits(epsilon=4, delta=1e-5, samples=60).check_plan(private, 60)
     PrivacyLimits(epsilon=4, delta=0.02).check_plan(careless, 60)
-    tells = [PrivacyLimits(metrics=said).tells_scores(plan) for said in (None, "none", "all") for plan in (private, plain)]
+    options = [DeviceOptions(Path(), NOWHERE, privacy=PrivacyLimits(metrics=said)) for said in (None, "none", "all")]
+    tells = [Gate(one, plan).tells_scores for one in options for plan in (private, plain)]
     assert tells == [False, True, False, False, True, True]
     assert issubclass(LimitExceeded, AttuneError)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import mean_cross_entropy
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Network, Objective, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Descent

@@ -24,7 +24,7 @@ from attune.common.models.body import names_of, training_mode
 from attune.common.models.output import logits_of
 from attune.common.models.structure import roles, tensors_of
 from attune.common.torch_state import drawing, may_draw
-from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure
 
 if TYPE_CHECKING:

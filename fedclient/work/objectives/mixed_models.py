@@ -15,7 +15,7 @@ from torch import Tensor
 from attune.common.config import TrainSettings
 from attune.common.methods.settings.objectives import LocalAggregationSettings, MixtureSettings
 from attune.common.seeds import derive
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.base import (
     PERSONAL,
     Batch,

@@ -20,7 +20,7 @@ from attune.common.methods.settings.objectives import (
     OwnModelSettings,
     ProximalSettings,
 )
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Network, Objective, Tensors, Trained, personal, split
 from attune.fedclient.work.objectives.descent import Descent, Penalty, TrainingDiverged, last_loss
 

@@ -32,7 +32,7 @@ from attune.common.methods.ridge import (
 )
 from attune.common.methods.settings.objectives import SumsSettings
 from attune.common.models.closed_form import ClosedForm
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import Labels
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Network, Objective, Tensors, Trained
 from attune.fedclient.work.objectives.descent import TrainingDiverged

@@ -27,7 +27,7 @@ from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.base import Network
-from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.portfolio.evaluators import Read, evaluator, flattened
 from attune.fedclient.work.portfolio.fitting import NAMES, Fit, Samples, Tensors, fits_for

@@ -11,7 +11,7 @@ import torch
 from typing_extensions import TypeVar
 
 from attune.common.methods.settings.objectives import FineTuneSettings, PredictorSettings
-from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.objectives.base import LocalTask, Network, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.two_heads import SHIFT

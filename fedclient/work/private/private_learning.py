@@ -41,7 +41,7 @@ from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.hooks import Hooks
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.descent import TrainingDiverged
 from attune.fedclient.work.private.lattice import DEVIATION, LatticeStream, lattice_step
 from attune.fedclient.work.private.ledger import PrivacyLedger

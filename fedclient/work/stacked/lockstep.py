@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from attune.common.config import TrainSettings
 from attune.common.models.body import training_mode
 from attune.fedclient.work.blend import Weighing
-from attune.fedclient.work.job import FailedWork, Job, Jobs, alone
+from attune.fedclient.work.executor import FailedWork, Job, Jobs, alone
 from attune.fedclient.work.objectives.base import Batch, Network, Tensors
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.stacked.descend import descend, gradients_of, stacked, used_gradients

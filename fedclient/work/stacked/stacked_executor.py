@@ -57,7 +57,7 @@ class StackedExecutor:
         return self.stacked.reasons if self.stacked is not None else []
 
     def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
-        from attune.fedclient.work.job import FailedWork
+        from attune.fedclient.work.executor import FailedWork
         from attune.fedclient.work.stacked.lockstep import Stacked, one_by_one
 
         if self.mode == "auto" and len(works) > 1:

@@ -18,7 +18,7 @@ from attune.common.models.structure import roles, tensors_of
 from attune.common.plan import ModelSpec
 from attune.common.seeds import derive
 from attune.fedclient.work.build import objective_class, objective_for, predictor_for
-from attune.fedclient.work.job import alone
+from attune.fedclient.work.executor import alone
 from attune.fedclient.work.objectives.base import PERSONAL, Network
 from attune.fedclient.work.objectives.two_heads import SHIFT
 from attune.fedclient.work.trainer import Trainer

@@ -17,8 +17,8 @@ from attune.common.models import registry
 from attune.common.models.options import cautions
 from attune.common.models.structure import tensors_of
 from attune.common.plan import ModelSpec
-from attune.fedclient.work.job import alone
-from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.executor import alone
+from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Trainer
 

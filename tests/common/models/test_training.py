@@ -16,8 +16,8 @@ from attune.common.models import registry
 from attune.common.models.column_embeddings import ColumnEmbeddings, width_for
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import components, tensors_of
-from attune.fedclient.work.job import alone
-from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.executor import alone
+from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Trainer
 from attune.fedserver.lab.aggregators.base import MemoryVault

@@ -16,7 +16,8 @@ from attune.common.plan import ModelSpec, Plan, Profile
 from attune.fedclient import client
 from attune.fedclient.cli import main
 from attune.fedclient.cli.root import KEYS
-from attune.fedclient.limits import OrderLimits, PrivacyLimits, accept_plan
+from attune.fedclient.gate import PrivacyLimits
+from attune.fedclient.limits import OrderLimits, accept_plan
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.resource_limits import ResourceLimits, unmet
 from tests.docs.conftest import ROOT

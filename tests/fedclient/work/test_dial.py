@@ -21,8 +21,7 @@ from attune.fedclient.data.prepare import HeldOut, prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import dialled, price, searched
-from attune.fedclient.work.executor import Work
-from attune.fedclient.work.job import alone
+from attune.fedclient.work.executor import Work, alone
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import FolderOrders
 

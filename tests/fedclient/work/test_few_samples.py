@@ -11,7 +11,7 @@ import torch
 from attune.fedclient.work import calibration
 from attune.fedclient.work.blend import unweighed, weights_of
 from attune.fedclient.work.calibration import SHARPNESSES, calibrated, sharpened, spread
-from attune.fedclient.work.job import alone
+from attune.fedclient.work.executor import alone
 from attune.fedclient.work.measures import MEASURES
 
 Y = torch.tensor([0, 1])  # a constant answer gives each of them 1/2

@@ -9,7 +9,7 @@ import torch
 
 from attune.fedclient.work import weighing
 from attune.fedclient.work.calibration import Calibrated
-from attune.fedclient.work.job import alone
+from attune.fedclient.work.executor import alone
 from attune.fedclient.work.weighing import LEAST_WEIGHT, UNKNOWN_SHARE, weighed
 
 

@@ -18,6 +18,7 @@ from attune.common.protocol import MASKED, MASKED_SCALE
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.disclosing import Discloser
+from attune.fedclient.gate import Gate
 from attune.fedclient.home import Identity
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import MemoryStore
@@ -69,9 +70,9 @@ class MaskedSite:
         """Give the device a message, and return what it answers."""
         self.said.clear()
         if isinstance(message, StatisticsRequest):
-            await self.discloser.answer(message, None)
+            await self.discloser.answer(message, Gate(self.options))
         else:
-            await self.discloser.exchange(message, None)
+            await self.discloser.exchange(message, Gate(self.options))
         return list(self.said)
 
 

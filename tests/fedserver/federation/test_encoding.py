@@ -17,7 +17,7 @@ from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors
 from attune.common.wire.malformed import Malformed
 from attune.common.wire.tensors import Tensors, manifest_of
-from attune.fedserver.core import encodings
+from attune.fedserver.core import orderbook
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.ports.blobs import UPLOADS
@@ -187,7 +187,7 @@ def test_what_is_smaller_is_sent_in_its_place_and_what_is_not_stays(tmp_path) ->
 
 
 def test_a_server_that_cannot_read_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encodings, "ENCODINGS", ("bf16", "int8"))
+    monkeypatch.setattr(orderbook, "ENCODINGS", ("bf16", "int8"))
     with pytest.raises(SettingError, match=r"needs the package zstandard: install attune-fl\[zstd\]"):
         resolve({**SETTINGS, "round": {"encoding": "zstd"}})
 

@@ -24,9 +24,8 @@ from attune.common.seeds import derive
 from attune.contrib.gp.method import GpObjectiveSettings
 from attune.contrib.gp.objective import GpObjective
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Network, extras_of
-from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, batches
+from attune.fedclient.work.objectives.descent import Alternating, Cancelled, Maml, Sgd, TrainingDiverged, batches
 from attune.fedclient.work.objectives.proximal import Moreau, OwnModel
-from attune.fedclient.work.objectives.sgd import Alternating, Maml, Sgd
 from attune.fedclient.work.objectives.two_heads import TwoHeads, log_prior
 from attune.fedclient.work.predictors.base import FineTune
 

@@ -17,8 +17,8 @@ from attune.common.errors import SettingError
 from attune.common.methods.settings.objectives import ModelSettings, ProximalSettings, SgdSettings
 from attune.fedclient.work.measures import mean_cross_entropy
 from attune.fedclient.work.objectives.augment import augmented
+from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.objectives.proximal import Proximal, pulled
-from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Trainer
 
@@ -48,7 +48,7 @@ def moved(round_: int = 0, **settings: Any) -> float:
     )
     start = {"head.weight": torch.tensor([[START]])}
     work = trainer.training(start, {}, torch.ones(1, 1), torch.zeros(1, dtype=torch.int64), lambda purpose: 0, round_=round_)
-    from attune.fedclient.work.job import alone
+    from attune.fedclient.work.executor import alone
 
     return float(alone(work).tensors["head.weight"])
 

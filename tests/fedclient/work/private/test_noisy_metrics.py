@@ -16,12 +16,13 @@ import torch
 from attune.common.config import PrivacySettings
 from attune.common.errors import LimitExceeded, SettingError
 from attune.common.exchange.messages import Order
-from attune.common.metrics import METRICS, NOT_OF_SAMPLES, reported_by
+from attune.common.metrics import METRICS, reported_by
 from attune.common.plan import Profile
 from attune.common.privacy.accountant import NoisySteps, epsilon_of
 from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.gate import PrivacyLimits
+from attune.fedclient.gate import rows as decided
 from attune.fedclient.hooks import Hooks
-from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.work.private.lattice import DEVIATION, LatticeStream
 from attune.fedclient.work.private.ledger import PrivacyLedger
 from attune.fedclient.work.private.order_noise import OrderNoise
@@ -108,7 +109,7 @@ def test_the_server_is_told_those_of_training_and_nothing_else(method: str, monk
         limits = PrivacyLimits(metrics=said)
         monkeypatch.setattr(module, "PrivacyLimits", lambda *_, limits=limits, **__: limits)
         rows[said] = simulated(method, {**RANGE, "epsilon": 8.0})._outcome.snapshot.rows
-    names = set(METRICS) - set(NOT_OF_SAMPLES)
+    names = {name for name in METRICS if decided()[f"Metrics.{name}"].noise != "sent"}
     shown = {said: {(row.work, name) for row in of for name in names & set(reported_by(row))} for said, of in rows.items()}
     assert shown["none"] == set()
     assert shown["noisy"] == {("train", name) for name in ("loss", "accuracy_before", "accuracy_after")} < shown["all"]

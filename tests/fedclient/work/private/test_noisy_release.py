@@ -20,7 +20,7 @@ from attune.fedclient.address import ServerAddress
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.limits import PrivacyLimits
+from attune.fedclient.gate import PrivacyLimits
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.private.ledger import BudgetSpent, PrivacyLedger
 from attune.fedclient.work.private.private_learning import check_allowed, released

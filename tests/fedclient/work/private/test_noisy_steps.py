@@ -21,9 +21,8 @@ from attune.common.methods.settings.objectives import (
 )
 from attune.common.seeds import derive
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Network, Objective, Tensors, Trained, personal
-from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged, optimiser_for
+from attune.fedclient.work.objectives.descent import Alternating, Descent, Sgd, TrainingDiverged, optimiser_for
 from attune.fedclient.work.objectives.proximal import MeanRegularised, OwnModel, Proximal
-from attune.fedclient.work.objectives.sgd import Alternating, Sgd
 from attune.fedclient.work.private.lattice import LatticeStream, lattice_step
 from attune.fedclient.work.private.noisy_steps import with_noise
 from attune.fedclient.work.private.order_noise import OrderNoise

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attune.common.config import TrainSettings
 from attune.common.methods.settings.objectives import ModelSettings
 from attune.common.seeds import derive
-from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.base import Objective, Tensors, Trained
 from attune.fedclient.work.predictors.base import PlainPredictor, Predictor
 from attune.fedclient.work.private.order_noise import OrderNoise

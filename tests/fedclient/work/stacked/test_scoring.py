@@ -28,12 +28,10 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.blend import Weighing, weights_of
 from attune.fedclient.work.comparison import comparisons_of
-from attune.fedclient.work.executor import Work
-from attune.fedclient.work.job import alone
+from attune.fedclient.work.executor import Work, alone
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.measures import MEASURES
-from attune.fedclient.work.objectives.descent import batches
-from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.objectives.descent import Sgd, batches
 from attune.fedclient.work.objectives.two_heads import TwoHeads
 from attune.fedclient.work.predictors.base import FineTune, TwoHeadsPredictor
 from attune.fedclient.work.predictors.knn import Knn

@@ -10,7 +10,7 @@ from torch import nn
 
 from attune.common.methods.settings import objectives as settings
 from attune.fedclient.work.build import objective_class
-from attune.fedclient.work.job import FailedWork, alone
+from attune.fedclient.work.executor import FailedWork, alone
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged
 from attune.fedclient.work.stacked import descend
 from attune.fedclient.work.stacked.lockstep import Stacked
