@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from attune.common.errors import AttuneError, Forbidden, HomeMismatch, LimitExceeded, SettingError, WireError
+from attune.common.errors import AttuneError, DiskFull, Forbidden, HomeMismatch, LimitExceeded, SettingError, WireError
 from attune.common.exchange.messages import Order
 from attune.common.exchange.registry import SecureSumSettings, secure_sum_in
 from attune.common.methods.method import SOLVED
@@ -130,7 +130,7 @@ NO_DEMANDS = PrivacyLimits()
 
 T = TypeVar("T")
 # Errors that name what a plan or a setting asks for. Others may quote labels, tokens, cells or gaps of the data.
-_NOT_OF_SAMPLES = (HomeMismatch, SettingError, WireError)
+_NOT_OF_SAMPLES = (DiskFull, HomeMismatch, SettingError, WireError)
 
 
 @dataclass(frozen=True)
