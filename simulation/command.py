@@ -66,9 +66,8 @@ if TYPE_CHECKING:
 @click.option(
     "--executor",
     type=click.Choice(EXECUTORS),
-    help="How devices train: one by one (sequential), together (stacked), the faster of both (auto), in processes, or on Ray.",
+    help="How devices train: one by one (sequential), together (stacked), in processes, or on Ray.",
 )
-@click.option("--try-executors", is_flag=True, help="Only measure a round of the first method with each executor.")
 @click.option("--home", type=FOLDER, help="Keep all state in this folder, and continue from it.")
 @click.option("--out", type=FOLDER, help="Write the results of each method below this folder.")
 @click.option(
@@ -90,7 +89,6 @@ def simulate(
     preset: str | None,
     baseline: Baseline | None,
     executor: Any,
-    try_executors: bool,
     home: Path | None,
     out: Path | None,
     table_file: Path | None,
@@ -116,7 +114,6 @@ def simulate(
     from attune.simulation.over_seeds import SeedResults
     from attune.simulation.result_table import check_table
     from attune.simulation.simulate import simulate as run
-    from attune.simulation.simulate import try_executors as measure_executors
 
     out, home = (None if path is None else path.expanduser() for path in (out, home))
     for folder, option in ((out, "--out"), (home, "--home")):
@@ -131,7 +128,7 @@ def simulate(
         if AUTO in names:
             raise click.UsageError(f"--preset {preset}: auto compares methods with their everyday settings")
         assignments = (f"method.preset={preset}", *assignments)
-    if AUTO in names and (len(names) > 1 or try_executors):
+    if AUTO in names and len(names) > 1:
         raise click.UsageError(
             "--method auto compares methods itself: give it alone, and name others with --set auto.candidates"
         )
@@ -140,8 +137,6 @@ def simulate(
             f"--set {single[0]}: in a race, settings of one method stand beside its name, such as "
             """--set "auto.candidates={fedavg={}, fedtp={'train.lr'=0.1}}\""""
         )
-    if try_executors and hooks_module:
-        raise click.UsageError("--try-executors measures Attune's own training: leave --hooks out")
     hooks = Hooks.of_module(hooks_module) if hooks_module else NONE
     functions = {"train": hooks.train, "evaluate": hooks.evaluate}
     members = read_shards(data_by_name(data), read_options({"label": label, **table}))
@@ -167,9 +162,6 @@ def simulate(
         return
     asked = Comparison(names, members, model, rounds, seed, hooks)
     compared = asked.methods(config, assignments)
-    if try_executors:
-        click.echo(repr(measure_executors(members, names[0], settings=compared[0].settings)))
-        return
     if grid:
         searched = search(asked, compared, grid, (listed or [seed or 0])[0], executor, lambda text: click.echo(text, err=True))
         compared = list(searched.chosen)

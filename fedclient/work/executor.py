@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.trainer import OnProgress, Tensors
 
-SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY = "sequential", "stacked", "auto", "processes", "ray"
-EXECUTORS = (SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY)
+SEQUENTIAL, STACKED, PROCESSES, RAY = "sequential", "stacked", "processes", "ray"
+EXECUTORS = (SEQUENTIAL, STACKED, PROCESSES, RAY)
 IN_OTHER_PROCESSES = (PROCESSES, RAY)  # models that other processes cannot import cannot be used with these
-ExecutorName = Literal["sequential", "stacked", "auto", "processes", "ray"]
+ExecutorName = Literal["sequential", "stacked", "processes", "ray"]
 
 
 class HostLost(Exception):
