@@ -1,14 +1,12 @@
-"""Pictures of accuracies (by round, by client, over several runs) and of all metrics by round."""
+"""Pictures of accuracies (by round, by client) and of all metrics by round."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -202,51 +200,6 @@ def _training_table(listed: Sequence[ClientSummary], task: TaskName) -> PageTabl
         for c in listed
     ]
     return PageTable(("client", "test samples", "before", "95 %", "after", "95 %"), rows)
-
-
-@dataclass(frozen=True)
-class SweepRun:
-    """One federation of a sweep: its place on the x axis, and its summary."""
-
-    name: str
-    x: float
-    summary: Summary
-
-
-def sweep(runs: Sequence[SweepRun], label: str) -> Section:
-    """Draw accuracy against a setting: a line for each method (averaged over runs at one place), a faint point for a client."""
-    figure = figures.new(7.5, 4.8)
-    axes = figure.add_subplot()
-    methods: dict[str, dict[float, list[SweepRun]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        if run.summary.fedtp is not None:
-            methods[run.summary.method][run.x].append(run)
-    rows: list[list[Cell]] = []
-    for number, (method, places) in enumerate(sorted(methods.items())):
-        colour = figures.COLOURS[number % len(figures.COLOURS)]
-        x, means, deviations, over_clients = sorted(places), [], [], []
-        for place in x:
-            papers = [run.summary.fedtp for run in places[place] if run.summary.fedtp is not None]
-            values = [(paper.mean, paper.deviation) for paper in papers]
-            over_clients.append(fmean(paper.mean_over_clients for paper in papers))
-            means.append(fmean(value for value, _ in values))
-            deviations.append(pstdev([value for value, _ in values]) if len(values) > 1 else values[0][1])
-            spread = [client.accuracy for run in places[place] for client in run.summary.clients if client.accuracy is not None]
-            axes.plot([place] * len(spread), spread, "o", color=colour, alpha=0.18, markersize=3.5, markeredgewidth=0, zorder=1)
-            rows.append([method, f"{place:g}", len(values), means[-1], deviations[-1], over_clients[-1]])
-        axes.plot(x, over_clients, "s:", color=colour, markersize=4, linewidth=1, markerfacecolor="white", zorder=2)
-        axes.errorbar(x, means, yerr=deviations, fmt="o-", color=colour, capsize=3, label=method, zorder=3)
-    axes.set_xlabel(label)
-    figures.score_axis(axes, runs[0].summary.task, ", over all test samples")
-    figures.legend_above(axes, f"Accuracy against {label}")
-    figures.plain(axes)
-    caption = (
-        "By FedTP's protocol: the accuracy over all test samples, averaged over the last evaluations. Bars: the deviation over "
-        "the runs at one place, or, for a single run, over its evaluations. Dotted, with hollow marks: the mean over clients "
-        "of the same evaluations. Faint points: the clients."
-    )
-    table = PageTable(("method", label, "runs", "accuracy", "deviation", "over clients"), rows)
-    return Section(f"Accuracy against {label}", caption, Picture("sweep", figure), table)
 
 
 def metrics(rows: Sequence[Report]) -> Section:

@@ -355,60 +355,6 @@ def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
     assert "by chance it would for 73.2%" in page.text, "3 * 2 + 17 * 16 of 20 * 19 pairs"
 
 
-def exported(federation_, folder, **changes):
-    """Write a folder with a changed summary of `fedserver export`."""
-    folder.mkdir()
-    source = plot.PictureSource.of_home(federation_.home, None)
-    found = msgspec.structs.replace(source.summary, **changes)
-    (folder / "summary.json").write_bytes(msgspec.json.encode(found))
-    return str(folder)
-
-
-def test_runs_against_a_setting_or_a_number_that_is_said(federation, tmp_path):
-    fed = federation(clients=4)
-    whole = plot.PictureSource.of_home(fed.home, None).summary
-    tp = {mean: figure(mean, 0.1) for mean in (0.5, 0.7, 0.9)}
-    folders = [
-        exported(fed, tmp_path / "a", fedtp=tp[0.5], settings=whole.settings | {"round.clients": 2}),
-        exported(fed, tmp_path / "b", fedtp=tp[0.7], settings=whole.settings | {"round.clients": 2}),
-        exported(fed, tmp_path / "c", fedtp=tp[0.9], settings=whole.settings | {"round.clients": 0}),
-    ]
-    plot.plot_runs(folders, "participation", tmp_path / "out")
-    rows = check_pictures(tmp_path / "out", {"sweep"}).rows
-    assert rows[1:] == [
-        ["fedavg", "0.5", "2", "0.6000", "0.1000", "0.2500"],
-        ["fedavg", "1", "1", "0.9000", "0.1000", "0.2500"],
-    ]
-    plot.plot_runs([f"20={folders[0]}"], "noise", tmp_path / "noise")
-    assert check_pictures(tmp_path / "noise", {"sweep"}).rows == [
-        ["method", "noise", "runs", "accuracy", "deviation", "over clients"],
-        ["fedavg", "20", "1", "0.5000", "0.1000", "0.2500"],
-    ]
-    assert plot.read_run(folders[0], "train.lr").x == whole.settings["train.lr"]
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (None, "set the x axis: --x"),
-        ("train.lrr", r"no setting train.lrr \(did you mean 'train.lr'\?\)"),
-        ("method.name", "which is not a number"),
-    ],
-)
-def test_an_x_axis_that_cannot_be_says_why(federation, tmp_path, x, message):
-    folder = exported(federation(), tmp_path / "a", fedtp=figure())
-    with pytest.raises(SettingError, match=message):
-        plot.plot_runs([folder], x, tmp_path / "out")
-
-
-def test_a_folder_that_is_no_export_or_has_no_figure_says_so(federation, tmp_path):
-    with pytest.raises(SettingError, match=r"not a folder that `fedserver export` or Result\.save wrote"):
-        plot.plot_runs([str(tmp_path)], "train.lr", tmp_path / "out")
-    folder = exported(federation(), tmp_path / "a", fedtp=None)
-    with pytest.raises(SettingError, match=r"set round\.evaluate_every"):
-        plot.plot_runs([folder], "train.lr", tmp_path / "out")
-
-
 def test_numbers_that_never_change_have_no_panel(federation, monkeypatch):
     kept = drawn_with(monkeypatch, plot.plot_accuracy)
     source = plot.PictureSource.of_home(federation(clients=4).home, None)
@@ -472,7 +418,15 @@ def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
     page = check_pictures(tmp_path / "out", {"accuracy", "training", "metrics"})
     assert page.heads[0] == "Who is helped?"
     assert "Not known to the server: devices have compared nothing yet" in page.text
-    assert CliRunner().invoke(cli, [*words, "--runs", "x"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [(("plot", "--runs", "x", "--x", "train.lr", "--out", "y"), "compare"), (("simulate", "--try-executors"), "--executor")],
+)
+def test_an_option_of_earlier_versions_says_what_to_do_instead(words, instead):
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2 and f"{words[1]} is gone: " in done.output and instead in done.output
 
 
 def test_a_name_with_letters_that_the_font_lacks_is_drawn_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
