@@ -36,7 +36,7 @@ def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     "--picture",
     "pictures",
     multiple=True,
-    type=click.Choice(["clients", "accuracy", "attention", "embeddings", "training", "metrics"]),
+    type=click.Choice(["clients", "accuracy", "attention", "embeddings", "metrics"]),
     help="Only this one (may be repeated; default: all that the method has).",
 )
 @click.option("--labels", type=PATH, help="A CSV file, client,label: groups that embeddings are coloured by.")

@@ -87,14 +87,6 @@ def clients(source: PictureSource) -> figures.Section:
     return plot_devices.clients(source.summary)
 
 
-def training(source: PictureSource) -> figures.Section:
-    """Draw each client's accuracy before and after local training."""
-    if not any(client.after is not None for client in source.summary.clients):
-        silent = plot_devices.withheld(source.evaluated)
-        raise SettingError(silent or "no device has reported an accuracy after local training")
-    return plot_accuracy.bars(source.summary)
-
-
 def attention(source: PictureSource) -> figures.Section:
     """Draw which client learns from which."""
     kept = source.tensors(stored.MATRICES, stored.read_matrices)
@@ -130,7 +122,6 @@ PICTURES: dict[str, Callable[[PictureSource], figures.Section]] = {
     "accuracy": accuracy,
     "attention": attention,
     "embeddings": embeddings,
-    "training": training,
     "metrics": metrics,
 }
 
