@@ -16,9 +16,8 @@ _PLACES = {
     "register": "attune.common.plugins",
     "serve": "attune.fedserver.serve",
     "simulate": "attune.simulation.simulate",
-    "try_executors": "attune.simulation.simulate",
 }
-__all__ = ["Client", "register", "serve", "simulate", "try_executors"]
+__all__ = ["Client", "register", "serve", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

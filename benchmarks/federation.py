@@ -150,14 +150,13 @@ def simulated(
     rounds: int,
     seed: int,
     baseline: bool = False,
-    executor: Literal["sequential", "stacked", "auto"] = "auto",
+    executor: Literal["sequential", "stacked"] = "stacked",
     device: str = "cpu",
     home: Path | None = None,
 ) -> Ended:
     """Run the same federation in this process, without a network. With a home, an interrupted run continues.
 
-    Devices have their shards' names without the fleet's, so their random draws differ from those over the network. With "auto"
-    they train together if a trial finds that faster, which gives the same results to rounding.
+    Devices have their shards' names without the fleet's, so their random draws differ from those over the network.
     """
     import attune
 

@@ -33,7 +33,7 @@ from benchmarks.rows import TRIAL, figures, trial_figures
 from benchmarks.study import Study, Task, cut, named, validation
 from benchmarks.tables import Column, Row, Table, given, load, names, trials
 
-Executor = Literal["sequential", "stacked", "auto"]
+Executor = Literal["sequential", "stacked"]
 OUT = Path(__file__).parent / "results" / "papers"
 KEY = ("table", "row", "column", "seed", "settings", "rounds")
 MADE = ("command", "commit", "machine")
@@ -258,11 +258,7 @@ def check_known(table: Table, columns: Iterable[str], rows: Iterable[str], seeds
 @click.option("--column", "columns", multiple=True, help="Only these columns.")
 @click.option("--row", "rows", multiple=True, help="Only these rows.")
 @click.option("--seed", "seeds", multiple=True, type=int, help="Only these seeds.")
-@click.option(
-    "--executor",
-    type=click.Choice(["sequential", "stacked", "auto"]),
-    help="As in attune.simulate (default: the table's).",
-)
+@click.option("--executor", type=click.Choice(["sequential", "stacked"]), help="As in attune.simulate (default: the table's).")
 @click.option("--device", help="cpu, cuda, cuda:N or mps (default: the table's).")
 @click.option("--homes", is_flag=True, help="Keep each run's state below the scratch folder: an interrupted run continues.")
 def main(

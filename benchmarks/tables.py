@@ -72,7 +72,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     last: str = ""  # the figure of the last round, to be shown beside that of the best one
     against: str = ""  # in a reduced table, the row that the others are compared with in place of a printed cell
     leads: Leads | None = None
-    executor: Literal["sequential", "stacked", "auto"] = "stacked"
+    executor: Literal["sequential", "stacked"] = "stacked"
     device: str = "cpu"
 
     def seeds(self, row: Row, column: Column) -> list[int]:

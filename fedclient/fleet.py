@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, get_args
 
 from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, SettingError
@@ -188,8 +188,8 @@ def run(members: Sequence[DeviceOptions], screen: Console, executor: ExecutorNam
     Args:
         members: Options of each device.
         screen: Screen for their output.
-        executor: Same as for StackedExecutor; "sequential": one device after the other; "processes": in a process per
-            processor; "ray": in the workers of a Ray cluster, which must see the same files.
+        executor: "sequential": one device after the other; "stacked": together; "processes": in a process per processor;
+            "ray": in the workers of a Ray cluster, which must see the same files.
 
     Raises:
         SettingError: This process may not open enough files.
@@ -240,7 +240,7 @@ def _worker(executor: ExecutorName, screen: Console) -> Iterator[Worker]:
         with REMOTE_EXECUTORS[executor]() as remote, RemoteWorker(remote, AWAKE_BYTES) as worker:
             yield worker
     else:
-        stacked = StackedExecutor(cast(Literal["stacked", "auto"], executor), lambda advice: screen.say(f"executor {advice}"))
+        stacked = StackedExecutor()
         with BatchingWorker(STACKED_TURNS, AWAKE_BYTES, stacked) as worker:
             yield worker
         for reason in stacked.reasons:

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from attune.common import homes
-from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType
+from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType, removed_option
 from attune.common.config import load_settings
 from attune.common.durable import check_folder
 from attune.common.errors import AttuneError
@@ -64,9 +64,9 @@ if TYPE_CHECKING:
 @click.option(
     "--executor",
     type=click.Choice(EXECUTORS),
-    help="How devices train: one by one (sequential), together (stacked), the faster of both (auto), in processes, or on Ray.",
+    help="How devices train: one by one (sequential), together (stacked), in processes, or on Ray.",
 )
-@click.option("--try-executors", is_flag=True, help="Only measure a round of the first method with each executor.")
+@removed_option("--try-executors", instead="--executor stacked is faster for small models, processes for large ones")
 @click.option("--home", type=FOLDER, help="Keep all state in this folder, and continue from it.")
 @click.option("--out", type=FOLDER, help="Write the results of each method below this folder.")
 @click.option(
@@ -86,7 +86,6 @@ def simulate(
     grid: tuple[str, ...],
     config: Path | None,
     preset: str | None,
-    try_executors: bool,
     home: Path | None,
     out: Path | None,
     table_file: Path | None,
@@ -109,7 +108,6 @@ def simulate(
     from attune.simulation.over_seeds import SeedResults
     from attune.simulation.result_table import check_table
     from attune.simulation.simulate import simulate as run
-    from attune.simulation.simulate import try_executors as measure_executors
 
     out, home = (None if path is None else path.expanduser() for path in (out, home))
     for folder, option in ((out, "--out"), (home, "--home")):
@@ -124,7 +122,7 @@ def simulate(
         if AUTO in names:
             raise click.UsageError(f"--preset {preset}: auto compares methods with their everyday settings")
         assignments = (f"method.preset={preset}", *assignments)
-    if AUTO in names and (len(names) > 1 or try_executors):
+    if AUTO in names and len(names) > 1:
         raise click.UsageError(
             "--method auto compares methods itself: give it alone, and name others with --set auto.candidates"
         )
@@ -133,8 +131,6 @@ def simulate(
             f"--set {single[0]}: in a race, settings of one method stand beside its name, such as "
             """--set "auto.candidates={fedavg={}, fedtp={'train.lr'=0.1}}\""""
         )
-    if try_executors and hooks_module:
-        raise click.UsageError("--try-executors measures Attune's own training: leave --hooks out")
     hooks = Hooks.of_module(hooks_module) if hooks_module else NONE
     running = {name: given[name] for name in ("baseline", "executor", "dashboard")}
     running |= {"train": hooks.train, "evaluate": hooks.evaluate}
@@ -159,9 +155,6 @@ def simulate(
         return
     asked = Comparison(names, members, model, rounds, seed, hooks)
     compared = asked.methods(config, assignments)
-    if try_executors:
-        click.echo(repr(measure_executors(members, names[0], settings=compared[0].settings)))
-        return
     if grid:
         searched = search(
             asked, compared, grid, (listed or [seed or 0])[0], given["executor"], lambda text: click.echo(text, err=True)

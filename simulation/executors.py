@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from attune.common.errors import SettingError, nearest
-from attune.fedclient.work.executor import AUTO, EXECUTORS, STACKED, Executor
+from attune.fedclient.work.executor import EXECUTORS, STACKED, Executor
 from attune.fedclient.work.processes.remote_executor import REMOTE_EXECUTORS
-from attune.fedclient.work.stacked.stacked_executor import Advice, StackedExecutor
-from attune.simulation.simulation_state import has_record, reconcile_executor, write_record
+from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
+from attune.simulation.simulation_state import reconcile_executor
 
 
 def executor_of(given: str | Executor | None, folder: Path | None, workers: int | None = None) -> Executor | None:
@@ -25,36 +24,19 @@ def executor_of(given: str | Executor | None, folder: Path | None, workers: int 
         HomeMismatch: The simulation in `folder` was begun with another executor.
     """
     name = given if isinstance(given, str) or given is None else type(given).__name__
+    if given == "auto":  # in earlier versions
+        raise SettingError(
+            "there is no executor 'auto' any more: it chose by the time that a trial took. Give 'stacked', which is faster for "
+            "small models, or 'sequential'; a simulation that was begun with it goes on without this argument"
+        )
     if isinstance(given, str) and given not in EXECUTORS:
         raise SettingError(f"unknown executor {given!r}{nearest(given, EXECUTORS)}")
     if folder is not None:
-        if name != AUTO:
-            name = reconcile_executor(folder, name)
-            if not has_record(folder):
-                write_record(folder, name)
-        elif has_record(folder):
-            name = reconcile_executor(folder, None)
-        if given in (None, AUTO) and name not in EXECUTORS:
+        name = reconcile_executor(folder, name)
+        if given is None and name not in EXECUTORS:
             raise SettingError(f"the simulation in {folder} was begun with an executor of its own, {name}: hand it over again")
     if given is not None and not isinstance(given, str):
         return given
-    if name == AUTO:
-        return StackedExecutor("auto", partial(_record_advice, folder))
     if name is not None and name in REMOTE_EXECUTORS:
         return REMOTE_EXECUTORS[name](workers)
     return StackedExecutor() if name == STACKED else None
-
-
-def importable(model: object) -> bool:
-    """Return whether devices in other processes can import this model."""
-    from attune.simulation.own_models import model_name
-
-    try:
-        return model is None or bool(model_name(model, durable=False, spread=True))  # type: ignore[arg-type]
-    except SettingError:
-        return False
-
-
-def _record_advice(folder: Path | None, advice: Advice) -> None:
-    if folder is not None:
-        write_record(folder, advice.executor, str(advice))

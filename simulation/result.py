@@ -22,7 +22,7 @@ from attune.common.text import aligned, csv_cell
 from attune.fedclient.console import kept_words
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.comparison import comparisons_of, finding_of
-from attune.fedclient.work.executor import SEQUENTIAL, Executor
+from attune.fedclient.work.executor import SEQUENTIAL, STACKED, Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from attune.fedserver.choosing.racing import RaceResult, reported_scores
@@ -179,12 +179,12 @@ class SimulationResult:
 
     @property
     def executor(self) -> str:
-        """Name of the executor: "sequential", "stacked", "processes", "ray", the name of a class, or "auto" without a trial."""
+        """Name of the executor: "sequential", "stacked", "processes", "ray", or the name of a class."""
         if self._executor is None:
             return SEQUENTIAL
         if isinstance(self._executor, RemoteExecutor):
             return self._executor.name
-        return self._executor.mode if isinstance(self._executor, StackedExecutor) else type(self._executor).__name__
+        return STACKED if isinstance(self._executor, StackedExecutor) else type(self._executor).__name__
 
     @property
     def one_by_one(self) -> list[str]:

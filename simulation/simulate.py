@@ -1,18 +1,13 @@
-"""`attune.simulate`: a whole federation in this process, whose models have the same bits as over the network.
-
-`attune.try_executors` measures the time of a round with each executor, and recommends one.
-"""
+"""`attune.simulate`: a whole federation in this process, whose models have the same bits as over the network."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from attune.common.config import by_section, convert, merge
+from attune.common.config import convert
 from attune.common.durable import check_folder
 from attune.common.errors import SettingError
 from attune.common.methods.method import PLAIN
@@ -23,11 +18,10 @@ from attune.fedclient.gate import PrivacyLimits
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind
 from attune.fedclient.read_options import ReadOptions
-from attune.fedclient.work.executor import IN_OTHER_PROCESSES, PROCESSES, SEQUENTIAL, STACKED
+from attune.fedclient.work.executor import IN_OTHER_PROCESSES, ExecutorName
 from attune.simulation import arguments
-from attune.simulation.arguments import MethodArgument, Shards, data_by_name, read_shards
+from attune.simulation.arguments import Shards, data_by_name, read_shards
 from attune.simulation.auto import race
-from attune.simulation.executors import importable
 from attune.simulation.federation import NOWHERE
 from attune.simulation.manifest import data_digest
 from attune.simulation.over_seeds import SeedResults, run_seeds
@@ -60,7 +54,7 @@ def simulate(
     settings: Mapping[str, Any] = ...,
     baseline: Baseline | None = ...,
     home: str | Path | None = ...,
-    executor: Literal["sequential", "stacked", "auto", "processes", "ray"] | Executor | None = ...,
+    executor: ExecutorName | Executor | None = ...,
     progress: bool | ProgressFunction | None = ...,
     keep: Literal["best", "personalized"] = ...,
     device: str = ...,
@@ -92,7 +86,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     settings: Mapping[str, Any] = NO_SETTINGS,
     baseline: Baseline | None = None,
     home: str | Path | None = None,
-    executor: Literal["sequential", "stacked", "auto", "processes", "ray"] | Executor | None = None,
+    executor: ExecutorName | Executor | None = None,
     progress: bool | ProgressFunction | None = None,
     keep: Literal["best", "personalized"] = "best",
     device: str = "cpu",
@@ -128,10 +122,9 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         home: Folder for all state. To continue an interrupted simulation, call this again with the same folder; it ends with
             the same bits.
         executor: How the devices of a cohort train. "sequential" (default): one after the other. "stacked": together, which
-            is faster for small models, and the same to rounding. "auto": tries both, and keeps the faster one. "processes":
-            each device in one of several processes, which is faster for large models, and has the bits of "sequential".
-            "ray": likewise, in the workers of a Ray cluster. Or an object that carries out whole cohorts. A home keeps the
-            executor that it was begun with.
+            is faster for small models, and the same to rounding. "processes": each device in one of several processes,
+            which is faster for large models, and has the bits of "sequential". "ray": likewise, in the workers of a Ray
+            cluster. Or an object that carries out whole cohorts. A home keeps the executor that it was begun with.
         progress: None or True for a bar on a terminal, and lines now and then elsewhere. False for silence. Or a function
             that is called with every new share of the work that is done, 0 to 1.
         keep: Same as `fedclient --keep`.
@@ -213,92 +206,3 @@ def _once_a_seed(seeds: Sequence[int], given: Mapping[str, Any]) -> SeedResults:
     members = _members(by_name, ReadOptions.of(given["label"], **{"task": given["task"], **given["table"]}), overrides)
     same = {**given, "shards": members, "seeds": None}
     return run_seeds(seeds, home, lambda seed, place: simulate(**{**same, "seed": seed, "home": place}))
-
-
-ROUNDS = 3  # rounds of a trial; the first one, in which models and data are prepared, does not count
-TRIED = (SEQUENTIAL, STACKED, PROCESSES)
-TRAINING_ALONE = {"round": {"evaluate_every": 0, "evaluate_each_last": 0}}
-
-
-@dataclass(frozen=True)
-class ExecutorTiming:
-    """Measurement of one executor.
-
-    Attributes:
-        executor: Name of the executor.
-        round_s: Seconds of a round.
-        bits: Whether the results have the same bits as over the network.
-        one_by_one: Reasons why some work was not stacked.
-    """
-
-    executor: str
-    round_s: float
-    bits: bool
-    one_by_one: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Measurements of all executors, in the order in which they were tried."""
-
-    rows: Sequence[ExecutorTiming]
-
-    @property
-    def recommended(self) -> str:
-        """Name of the fastest executor."""
-        return min(self.rows, key=lambda row: row.round_s).executor
-
-    def __repr__(self) -> str:
-        """Return a table and the recommendation."""
-        slowest = max(row.round_s for row in self.rows)
-        lines = [f"{'executor':<12}{'a round':>10}{'speed':>8}  results"]
-        for row in self.rows:
-            results = "the bits of the network" if row.bits else "the same to rounding"
-            lines.append(f"{row.executor:<12}{row.round_s:>8.3g} s{slowest / row.round_s:>6.1f} x  {results}")
-        lines += [f"{row.executor}: some work went one by one: {why}" for row in self.rows for why in row.one_by_one]
-        return "\n".join([*lines, f"recommended: executor={self.recommended!r}"])
-
-
-def try_executors(
-    shards: Shards,
-    method: MethodArgument | None = None,
-    model: str | Factory | nn.Module | None = None,
-    seed: int | None = None,
-    settings: Mapping[str, Any] = NO_SETTINGS,
-    threads: int = 1,
-    workers: int | None = None,
-    label: str = "",
-    table: Mapping[str, Any] = NO_SETTINGS,
-) -> Trial:
-    """Train a few rounds with each executor, and return their times. The models are thrown away.
-
-    Arguments and errors are those of `attune.simulate`. Other work on this machine makes the times longer. The executor
-    "processes" is left out if other processes cannot import the model.
-    """
-    settings = merge(by_section(settings), TRAINING_ALONE)
-    names = [name for name in TRIED if name != PROCESSES or importable(model)]
-    read = {"label": label, "table": table}
-    return Trial([_measure(name, shards, method, model, seed, settings, threads, workers, read) for name in names])
-
-
-def _measure(
-    executor: Any,
-    shards: Shards,
-    method: MethodArgument | None,
-    model: Any,
-    seed: int | None,
-    settings: Mapping[str, Any],
-    threads: int,
-    workers: int | None,
-    read: Mapping[str, Any],
-) -> ExecutorTiming:
-    answered: list[float] = []
-    result = simulate(
-        shards, method, model, ROUNDS, seed, settings,
-        executor=executor, threads=threads, workers=workers, progress=lambda share: answered.append(time.perf_counter()),
-        **read,
-    )  # fmt: skip
-    devices = len(data_by_name(shards))
-    cohort = (len(answered) - devices) // ROUNDS  # all devices evaluate after the last round
-    round_s = (answered[ROUNDS * cohort - 1] - answered[cohort - 1]) / (ROUNDS - 1)
-    return ExecutorTiming(executor, round_s, executor != STACKED, tuple(result.one_by_one))

@@ -84,7 +84,7 @@ class ExecutorRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         executor: Name of the executor.
-        why: Measurements that led to the choice, if executors were tried.
+        why: Measurements by which an earlier version chose it.
     """
 
     executor: str
@@ -92,14 +92,18 @@ class ExecutorRecord(msgspec.Struct, frozen=True):
 
 
 def reconcile_executor(folder: Path, executor: str | None) -> str:
-    """Return the recorded executor of the simulation in `folder`, or else the given one, or else "sequential".
+    """Return the recorded executor of the simulation in `folder`, or else record the given one, or else "sequential".
+
+    Call it while this process has the folder's lock.
 
     Raises:
         HomeMismatch: Another executor is recorded than the given one, or the record is damaged.
     """
     path = folder / "simulation.json"
     if not path.exists():
-        return executor or SEQUENTIAL
+        record = ExecutorRecord(executor or SEQUENTIAL)
+        write_file(path, msgspec.json.encode(record), PUBLIC)
+        return record.executor
     try:
         recorded = from_json(path.read_bytes(), ExecutorRecord)
     except msgspec.DecodeError as error:
@@ -109,16 +113,6 @@ def reconcile_executor(folder: Path, executor: str | None) -> str:
             f"the simulation in {folder} was begun with the executor {recorded.executor!r}, not {executor!r}: leave it out"
         )
     return recorded.executor
-
-
-def has_record(folder: Path) -> bool:
-    """Return whether the executor of the simulation in `folder` is recorded."""
-    return (folder / "simulation.json").exists()
-
-
-def write_record(folder: Path, executor: str, why: str = "") -> None:
-    """Record the executor. Call it while this process has the folder's lock."""
-    write_file(folder / "simulation.json", msgspec.json.encode(ExecutorRecord(executor, why)), PUBLIC)
 
 
 @contextmanager

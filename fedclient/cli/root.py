@@ -162,9 +162,8 @@ class DeviceCommands(ExtensibleGroup):
 )  # fmt: skip
 @baseline_option
 @click.option(
-    "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes", "ray"]), default="sequential",
-    show_default=True,
-    help="How several devices train: one after the other, together, the faster of both, or in processes or on Ray.",
+    "--executor", type=click.Choice(["sequential", "stacked", "processes", "ray"]), default="sequential", show_default=True,
+    help="How several devices train: one after the other, together, in processes or on Ray.",
 )  # fmt: skip
 @allow_model_option
 @click.option(

@@ -60,10 +60,10 @@ def alone(work: Jobs[T]) -> T:
         return value
 
 
-SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY = "sequential", "stacked", "auto", "processes", "ray"
-EXECUTORS = (SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY)
+SEQUENTIAL, STACKED, PROCESSES, RAY = "sequential", "stacked", "processes", "ray"
+EXECUTORS = (SEQUENTIAL, STACKED, PROCESSES, RAY)
 IN_OTHER_PROCESSES = (PROCESSES, RAY)  # models that other processes cannot import cannot be used with these
-ExecutorName = Literal["sequential", "stacked", "auto", "processes", "ray"]
+ExecutorName = Literal["sequential", "stacked", "processes", "ray"]
 
 
 class HostLost(Exception):

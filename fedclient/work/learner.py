@@ -49,7 +49,7 @@ from attune.fedclient.work.portfolio.folds import fold_of
 from attune.fedclient.work.portfolio.portfolio import portfolio_of, reader_of
 from attune.fedclient.work.private.private_learning import PrivateLearning, noisy_metrics, private_learning, quietly
 from attune.fedclient.work.state import check_order_id
-from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trained, Trainer
+from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trainer
 
 KEPT = "kept-{}"  # the tensors of a model that the device predicts with, committed beside the state
 
@@ -353,11 +353,6 @@ class Learner:
         chain = Chain([*transforms_for(part, self.transforms, beside=part == SOLVED), PartEncoding()])
         update = chain.on_device(PartUpdate(self.name, float(len(self.data.train_x)), values), context)
         return dict(update.tensors), context.errors
-
-    def trial(self) -> Jobs[Trained]:
-        """Train as in an order to measure the time. The result is discarded."""
-        data = self.data
-        return self.trainer.training(self.state.theta, self.state.received, data.train_x, data.train_y, self._seeds(0))
 
     def finished(self) -> dict[str, Tensors]:
         """Return what the device predicts with now: the tensors of each model that counts.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from attune.common.command_group import FILE, FOLDER, FORMAT, PATH
+from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, removed_option
 from attune.common.durable import check_file
 from attune.common.errors import SettingError
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, existing, place_of
@@ -36,31 +36,23 @@ def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     "--picture",
     "pictures",
     multiple=True,
-    type=click.Choice(["clients", "accuracy", "attention", "embeddings", "training", "metrics"]),
+    type=click.Choice(["clients", "accuracy", "attention", "embeddings", "metrics"]),
     help="Only this one (may be repeated; default: all that the method has).",
 )
 @click.option("--labels", type=PATH, help="A CSV file, client,label: groups that embeddings are coloured by.")
-@click.option("--runs", multiple=True, metavar="[X=]DIR", help="Exported folders to compare, instead of a home (repeated).")
-@click.option(
-    "--x", help="With --runs: the setting on the x axis, such as train.lr, or participation; or its name if X is given."
-)
+@removed_option("--runs", "--x", instead="`fedserver compare` draws several runs")
 @FORMAT
 def plot(
     home: Path | None,
     out: Path,
     pictures: tuple[str, ...],
     labels: Path | None,
-    runs: tuple[str, ...],
-    x: str | None,
     formats: tuple[Any, ...],
 ) -> None:
-    """Draw pictures of a federation, or of several: files and a page with the numbers."""
+    """Draw pictures of a federation: files and a page with the numbers."""
     from attune.fedserver.view import plots
 
-    if runs and (home or pictures or labels):
-        raise click.UsageError("--runs compares exported folders: it goes with --x, --format and --out alone")
-    lines = plots.plot_runs(runs, x, out, formats) if runs else plots.plot_home(place_of(home), out, labels, pictures, formats)
-    for line in lines:
+    for line in plots.plot_home(place_of(home), out, labels, pictures, formats):
         click.echo(line)
 
 

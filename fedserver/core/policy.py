@@ -14,7 +14,7 @@ from attune.common.exchange.messages import WorkName
 from attune.common.seeds import derive
 from attune.common.text import listed
 from attune.fedserver.core.messages import EarlierState, GoBack, Phase, Record
-from attune.fedserver.core.state import LONGEST_S, QUANTILE, STEPS, FleetPace, Round, indebted
+from attune.fedserver.core.state import LONGEST_S, STEPS, FleetPace, Round, indebted
 
 FEW = 1 / 3  # share of a step's devices that are missing, at which it need not wait until its deadline
 
@@ -208,7 +208,7 @@ class Synchronous:
         return state.awaited if now >= self._closes_at(state) else self._stalled(state, now)
 
     def slow(self, state: Round) -> Mapping[str, float]:
-        if self._unhurried(state) or self._is_last(state):
+        if self._unhurried(state):
             return {}
         fair_s, usual_s = self._fair_s(state), self._pace(state).usual_s
         late = {name: seconds - usual_s for name, seconds in state.took.items() if seconds > fair_s}
@@ -275,17 +275,12 @@ class Synchronous:
             return debtors
         devices = frozenset(state.record.devices)
         debtors &= devices
-        spared = 2 * len(debtors) > len(devices) or self._unhurried(state) or self._is_last(state)
+        spared = 2 * len(debtors) > len(devices) or self._unhurried(state)
         return frozenset() if spared else debtors
 
     def _unhurried(self, state: Round) -> bool:
-        """Return whether only the deadline counts; in the last evaluation until QUANTILE of the devices have answered."""
-        begins = self._is_last(state) and len(state.took) < QUANTILE * len(state.record.devices)
-        return begins or not self.settings.deadline_multiple
-
-    def _is_last(self, state: Round) -> bool:
-        """Return whether the last evaluation is open. No later one makes up for it, so it has a pace of its own."""
-        return state.work == "evaluate" and state.record.round >= (state.record.last or self.settings.rounds)
+        """Return whether only the deadline counts."""
+        return not self.settings.deadline_multiple
 
     def _closes_at(self, state: Round) -> float:
         """Return when a step stops waiting: earlier than the deadline if few devices are missing, by the fleet's pace.
@@ -299,14 +294,11 @@ class Synchronous:
         if not able:
             return min(state.deadline, state.last_answer)
         begun = max(state.asked_at.get(name, state.charged_at) for name in able)
-        fair_s = self._fair_s(state)
-        limit_s = fair_s if self._is_last(state) else self._pace(state).patience_s(able, fair_s)
+        limit_s = self._pace(state).patience_s(able, self._fair_s(state))
         return min(state.deadline, begun + limit_s, max(begun, state.last_answer) + LONGEST_S)
 
     def _pace(self, state: Round) -> FleetPace:
-        """Return the fleet's pace: in the first steps with the open one's answers, in the last evaluation of these alone."""
-        if self._is_last(state):
-            return FleetPace().after(state.took)
+        """Return the fleet's pace, in the first steps with the open one's answers."""
         pace = state.pace.get(state.work, FleetPace())
         return pace.after(state.took) if pace.steps < STEPS else pace
 

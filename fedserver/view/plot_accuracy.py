@@ -1,14 +1,11 @@
-"""Pictures of accuracies (by round, by client, over several runs) and of all metrics by round."""
+"""Pictures of accuracies by round, and of all metrics by round."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -16,11 +13,9 @@ import msgspec
 from attune.common.metrics import METRICS
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Cell, PageTable, Picture, Section
-from attune.common.statistics import interval_of
-from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.accuracy import ByRound, by_round
 from attune.fedserver.core.records import Report
-from attune.fedserver.view.summary import ClientSummary, Curve, CurvePoint, Figure, Summary
+from attune.fedserver.view.summary import Curve, CurvePoint, Figure, Summary
 
 SERIES: dict[Curve, tuple[str, str, str]] = {  # label, colour, mark
     "before": ("as served, before local training", figures.BEFORE, "o"),
@@ -30,8 +25,6 @@ SERIES: dict[Curve, tuple[str, str, str]] = {  # label, colour, mark
     "alone": ("best ordinary model alone", figures.ALONE, "^"),
     "kept": ("what devices keep", figures.KEPT, "h"),
 }
-BARS = 40  # clients with bars of their own; more are shown as points
-NAMED = 120  # clients whose names fit below the axis
 MARKED = 60  # states or rounds with a mark each
 COLUMNS, HEADING = 3, 44  # panels of metrics side by side, and characters of a line above one
 WORKS = {"train": ("training", figures.BEFORE), "evaluate": ("evaluation", figures.AFTER)}
@@ -142,111 +135,6 @@ def _curve_table(curves: Mapping[Curve, Sequence[CurvePoint]]) -> PageTable:
             row += [point.clients, point.mean_over_clients, point.over_samples] if point else [None] * 3
         rows.append(row)
     return PageTable(heads, rows)
-
-
-def bars(summary: Summary) -> Section:
-    """Draw each client before and after its latest local training, with 95 % intervals."""
-    by_name = {client.name: client for client in summary.clients if client.after is not None}
-    listed = [by_name[name] for name in figures.natural(by_name)]
-    many = len(listed) > BARS
-    if many:
-        listed.sort(key=lambda client: (client.before or 0.0, client.after or 0.0))
-    figure = figures.new(min(max(6.0, 2 + 0.5 * len(listed)), 14.0), 5.4 if many else 4.6)
-    axes = figure.add_subplot()
-    before, after = [client.before for client in listed], [client.after for client in listed]
-    for shift, (scores, label, colour) in enumerate(
-        ((before, "before local training", figures.BEFORE), (after, "after local training", figures.AFTER))
-    ):
-        at, values, errors = _with_intervals(summary, listed, scores, (shift - 0.5) * (0.3 if many else 0.4))
-        if many:
-            axes.errorbar(at, values, yerr=errors, fmt="o", markersize=3, color=colour, elinewidth=0.7, alpha=0.85, label=label)
-        else:
-            axes.bar(at, values, width=0.4, color=colour, label=label)
-            axes.errorbar(at, values, yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.9, capsize=2)
-    axes.set_xlim(-0.8, len(listed) - 0.2)
-    figures.score_axis(axes, summary.task, ", 95 % interval" if TASKS[summary.task].of_trials else "")
-    figures.legend_above(axes, "Each client before and after its latest local training")
-    if len(listed) <= NAMED:
-        names = figures.short([client.name for client in listed])
-        upright = len(listed) > 12 or max(map(len, names), default=0) > 8
-        axes.set_xticks(range(len(listed)), names, rotation=90 if upright else 0, fontsize=7 if many else 9)
-    if many:
-        axes.set_xlabel(f"{len(listed)} clients, by {summary.metric} before local training")
-    figures.plain(axes)
-    caption = (
-        "Before: what the device started its latest training from. The intervals (Wilson's) show how certain an accuracy is on "
-        f"so few test samples: if they overlap widely, a difference means little.{figures.direction(summary.task)}"
-    )
-    return Section("Local training", caption, Picture("training", figure), _training_table(listed, summary.task))
-
-
-def _with_intervals(
-    summary: Summary, listed: Sequence[ClientSummary], scores: Sequence[float | None], shift: float
-) -> tuple[list[float], list[float], list[list[float]]]:
-    """Return positions, values, and how far each interval reaches below and above its value; 0 without one."""
-    at, values, below, above = [], [], [], []
-    for position, (client, value) in enumerate(zip(listed, scores, strict=True)):
-        if value is not None:
-            low, high = interval_of(value, client.test_samples, summary.task) or (value, value)
-            at.append(position + shift)
-            values.append(value)
-            below.append(max(0.0, value - low))
-            above.append(max(0.0, high - value))
-    return at, values, [below, above]
-
-
-def _training_table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
-    text = partial(figures.interval_text, task=task)
-    rows: list[list[Cell]] = [
-        [c.name, c.test_samples, c.before, text(c.before, c.test_samples), c.after, text(c.after, c.test_samples)]
-        for c in listed
-    ]
-    return PageTable(("client", "test samples", "before", "95 %", "after", "95 %"), rows)
-
-
-@dataclass(frozen=True)
-class SweepRun:
-    """One federation of a sweep: its place on the x axis, and its summary."""
-
-    name: str
-    x: float
-    summary: Summary
-
-
-def sweep(runs: Sequence[SweepRun], label: str) -> Section:
-    """Draw accuracy against a setting: a line for each method (averaged over runs at one place), a faint point for a client."""
-    figure = figures.new(7.5, 4.8)
-    axes = figure.add_subplot()
-    methods: dict[str, dict[float, list[SweepRun]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        if run.summary.fedtp is not None:
-            methods[run.summary.method][run.x].append(run)
-    rows: list[list[Cell]] = []
-    for number, (method, places) in enumerate(sorted(methods.items())):
-        colour = figures.COLOURS[number % len(figures.COLOURS)]
-        x, means, deviations, over_clients = sorted(places), [], [], []
-        for place in x:
-            papers = [run.summary.fedtp for run in places[place] if run.summary.fedtp is not None]
-            values = [(paper.mean, paper.deviation) for paper in papers]
-            over_clients.append(fmean(paper.mean_over_clients for paper in papers))
-            means.append(fmean(value for value, _ in values))
-            deviations.append(pstdev([value for value, _ in values]) if len(values) > 1 else values[0][1])
-            spread = [client.accuracy for run in places[place] for client in run.summary.clients if client.accuracy is not None]
-            axes.plot([place] * len(spread), spread, "o", color=colour, alpha=0.18, markersize=3.5, markeredgewidth=0, zorder=1)
-            rows.append([method, f"{place:g}", len(values), means[-1], deviations[-1], over_clients[-1]])
-        axes.plot(x, over_clients, "s:", color=colour, markersize=4, linewidth=1, markerfacecolor="white", zorder=2)
-        axes.errorbar(x, means, yerr=deviations, fmt="o-", color=colour, capsize=3, label=method, zorder=3)
-    axes.set_xlabel(label)
-    figures.score_axis(axes, runs[0].summary.task, ", over all test samples")
-    figures.legend_above(axes, f"Accuracy against {label}")
-    figures.plain(axes)
-    caption = (
-        "By FedTP's protocol: the accuracy over all test samples, averaged over the last evaluations. Bars: the deviation over "
-        "the runs at one place, or, for a single run, over its evaluations. Dotted, with hollow marks: the mean over clients "
-        "of the same evaluations. Faint points: the clients."
-    )
-    table = PageTable(("method", label, "runs", "accuracy", "deviation", "over clients"), rows)
-    return Section(f"Accuracy against {label}", caption, Picture("sweep", figure), table)
 
 
 def metrics(rows: Sequence[Report]) -> Section:

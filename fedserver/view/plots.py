@@ -1,4 +1,4 @@
-"""`fedserver plot`: pictures of a home, also beside its running server, or of several exported runs."""
+"""`fedserver plot`: pictures of a home, also beside its running server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from typing_extensions import Self
 
-from attune.common.errors import NoModel, SettingError, nearest
+from attune.common.errors import NoModel, SettingError
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Format
 from attune.fedserver.core.accuracy import by_round, comparisons
@@ -20,7 +20,7 @@ from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import Blobs, blob_of, read_again
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices
-from attune.fedserver.view.summary import Summary, read_summary, summarise
+from attune.fedserver.view.summary import summarise
 
 T = TypeVar("T")
 
@@ -87,14 +87,6 @@ def clients(source: PictureSource) -> figures.Section:
     return plot_devices.clients(source.summary)
 
 
-def training(source: PictureSource) -> figures.Section:
-    """Draw each client's accuracy before and after local training."""
-    if not any(client.after is not None for client in source.summary.clients):
-        silent = plot_devices.withheld(source.evaluated)
-        raise SettingError(silent or "no device has reported an accuracy after local training")
-    return plot_accuracy.bars(source.summary)
-
-
 def attention(source: PictureSource) -> figures.Section:
     """Draw which client learns from which."""
     kept = source.tensors(stored.MATRICES, stored.read_matrices)
@@ -130,7 +122,6 @@ PICTURES: dict[str, Callable[[PictureSource], figures.Section]] = {
     "accuracy": accuracy,
     "attention": attention,
     "embeddings": embeddings,
-    "training": training,
     "metrics": metrics,
 }
 
@@ -163,59 +154,6 @@ def pages(source: PictureSource, wanted: Sequence[str]) -> tuple[str, list[figur
     title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"
     table = [plot_accuracy.figures_of(summary)] if summary.latest else []
     return title, [result, *sections, *table], left_out
-
-
-def plot_runs(given: Sequence[str], x: str | None, out: Path, formats: Sequence[Format] = ("png",)) -> list[str]:
-    """Draw the accuracy of exported runs against a setting; return a line for each file.
-
-    Args:
-        given: Folders as `DIR`, or as `X=DIR` with the place on the x axis.
-        x: The setting on the x axis, or its label.
-        out: The folder to write to.
-        formats: Forms of the picture.
-
-    Raises:
-        SettingError: A folder is no exported run, or its place on the x axis is not known.
-    """
-    runs = [read_run(text, x) for text in given]
-    label = x or "setting"
-    return [str(path) for path in figures.write(out, f"Accuracy against {label}", [plot_accuracy.sweep(runs, label)], formats)]
-
-
-def read_run(text: str, x: str | None) -> plot_accuracy.SweepRun:
-    """Read an exported run. Its place on the x axis is the number before "=", or its value of the setting `x`."""
-    before, equals, rest = text.partition("=")
-    place = _number(before) if equals else None
-    folder = Path(text if place is None else rest)
-    summary = read_summary(folder)
-    if summary.fedtp is None:
-        raise SettingError(f"{folder}: none of the last states was evaluated by all devices; set round.evaluate_every")
-    return plot_accuracy.SweepRun(str(folder), setting(summary, x, folder) if place is None else place, summary)
-
-
-def setting(summary: Summary, x: str | None, folder: Path) -> float:
-    """Return the value of a setting by its name, or of `participation`, the share of the clients that are sampled."""
-    if x is None:
-        raise SettingError("set the x axis: --x SETTING, or a number before each folder (--runs 0.1=DIR)")
-    if x == "participation":
-        drawn = summary.settings.get("round.clients") or len(summary.clients)
-        return min(1.0, float(drawn) / len(summary.clients))
-    if x not in summary.settings:
-        known = [key for key, value in summary.settings.items() if isinstance(value, int | float)]
-        raise SettingError(f"{folder} has no setting {x}{nearest(x, [*known, 'participation'])}")
-    value = summary.settings[x]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SettingError(
-            f"{x} is {value!r} in {folder}, which is not a number: write one before each folder (--runs 0.1=DIR)"
-        )
-    return float(value)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def by_classes(labels: Mapping[str, str]) -> dict[str, str]:

@@ -86,3 +86,9 @@ def test_a_projects_own_model_and_loop_have_seeds_a_grid_and_a_table(tmp_path: P
     assert mean[1] == f"{expected.mean('kept'):.3f}" and len(clinic.CALLS) == 2 * 3
     wrong = CliRunner().invoke(cli, ["simulate", "--data", data, "--hooks", "nobody_has_this"])
     assert isinstance(wrong.exception, SettingError) and "of --hooks cannot be imported" in str(wrong.exception)
+
+
+def test_the_command_takes_an_executor(tmp_path: Path) -> None:
+    words = ("--data", shards(tmp_path / "shards"), "--method", "fedavg", "--rounds", "1", "--set", "train.local_epochs=1")
+    run(*words, "--executor", "stacked", "--home", str(tmp_path / "home"))
+    assert b'"stacked"' in (tmp_path / "home" / "fedavg" / "simulation.json").read_bytes()

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -16,7 +14,6 @@ from attune.common.errors import FederationFailed, HomeMismatch, SettingError
 from attune.common.wire.files import read_tensors
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import SequentialExecutor, Work, done
-from attune.fedclient.work.stacked import stacked_executor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from tests.e2e.hosted import host
 from tests.simulation.test_simulate import CLOUDS, QUICK
@@ -43,44 +40,6 @@ def test_side_by_side_comes_to_the_same(method: str) -> None:
 def test_the_same_seeds_give_the_same_bits_again() -> None:
     one, two = (attune.simulate(CLOUDS, "fedmcsa", rounds=2, settings=QUICK, executor="stacked") for _ in range(2))
     assert one.digests == two.digests
-
-
-@pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 5.0), "sequential"), ((5.0, 1.0), "stacked")])
-def test_auto_takes_what_is_faster_and_a_home_stays_with_it(
-    seconds: tuple[float, float], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Use a list as the trial's clock: first the devices one by one, then stacked."""
-    times = iter(seconds)
-
-    def timed(work: Any) -> float:
-        work()
-        return next(times)
-
-    monkeypatch.setattr(stacked_executor, "_seconds", timed)
-    first = attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor="auto")
-    assert first.executor == chosen and next(times, None) is None, "tried once"
-    kept = msgspec.json.decode((tmp_path / "simulation.json").read_bytes())
-    assert kept["executor"] == chosen and kept["why"].startswith(f"{chosen}: ")
-    for given in (None, "auto", chosen):
-        again = attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor=given)
-        assert again.executor == chosen and again.digests == first.digests
-    other = {"sequential": "stacked", "stacked": "sequential"}[chosen]
-    with pytest.raises(HomeMismatch, match=f"was begun with the executor '{chosen}'"):
-        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor=other)  # type: ignore[arg-type]
-
-
-def test_a_trial_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked_executor, "_seconds", lambda work: float(work() is None))
-    tried = attune.simulate(CLOUDS, "fedmcsa", rounds=2, settings=QUICK, executor="auto")
-    assert tried.executor in ("sequential", "stacked")
-    expected = attune.simulate(CLOUDS, "fedmcsa", rounds=2, settings=QUICK, executor=tried.executor)  # type: ignore[arg-type]
-    assert tried.digests == expected.digests
-
-
-def test_what_cannot_be_stacked_needs_no_clock() -> None:
-    settings = {"train.local_epochs": 1, "train.mixed_precision": "bf16"}
-    found = attune.simulate(CLOUDS, "fedavg", "dnn", rounds=1, settings=settings, executor="auto")
-    assert found.executor == "sequential"
 
 
 def test_a_hosted_fleet_computes_the_devices_that_have_an_order_side_by_side(
@@ -166,6 +125,22 @@ def test_an_executor_of_ones_own_must_be_handed_over_again(tmp_path: Path) -> No
     attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor=Backwards())
     with pytest.raises(SettingError, match="Backwards"):
         attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path)
+
+
+def test_a_home_whose_executor_a_trial_chose_is_gone_on_with(tmp_path: Path) -> None:
+    """Take the record of an earlier version, whose `executor="auto"` wrote why it chose."""
+    whole = attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path / "whole", executor="stacked")
+    record = b'{"executor":"stacked","why":"stacked: 5 s one by one, 1 s stacked"}'
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "simulation.json").write_bytes(record)
+    again = attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path / "begun")
+    assert again.executor == "stacked" and again.digests == whole.digests
+    assert (tmp_path / "begun" / "simulation.json").read_bytes() == record
+
+
+def test_a_choice_by_the_clock_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"'stacked', .* or 'sequential'"):
+        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, executor="auto")  # type: ignore[call-overload]
 
 
 def test_an_unknown_executor_is_refused() -> None:

@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from attune.common.config import TrainSettings
 from attune.common.models.body import training_mode
 from attune.fedclient.work.blend import Weighing
-from attune.fedclient.work.executor import FailedWork, Job, Jobs, alone
+from attune.fedclient.work.executor import FailedWork, Job, Jobs
 from attune.fedclient.work.objectives.base import Batch, Network, Tensors
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.stacked.descend import descend, gradients_of, stacked, used_gradients
@@ -135,11 +135,6 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 T = TypeVar("T")
-
-
-def one_by_one(works: Iterable[Jobs[T]]) -> list[T | FailedWork]:
-    """Return each work's result in order. A failure of one does not affect another."""
-    return [_result_of(partial(alone, work)) for work in works]
 
 
 def _result_of(compute: Callable[[], T]) -> T | FailedWork:

@@ -120,11 +120,11 @@ def test_no_legend_lies_over_a_drawing(tmp_path: Path, monkeypatch: pytest.Monke
     summary, pictures = summary_of(ROWS), []
     for module in (plot_devices, plot_accuracy, compare_views):
         monkeypatch.setattr(module, "Picture", lambda *made: pictures.append(made[1]) or Picture(*made))
-    for draw in (plot_devices.clients, plot_accuracy.curves, plot_accuracy.bars):
+    for draw in (plot_devices.clients, plot_accuracy.curves):
         draw(summary)
     runs = [RunData(name, "", summary, ROWS) for name in "xy"]
     compare_views.write(compared(runs), runs, tmp_path)
-    assert len(pictures) == 4
+    assert len(pictures) == 3
     for figure in pictures:
         figure.draw_without_rendering()
         legends = [*figure.legends, *(axes.legend_ for axes in figure.axes if axes.legend_)]

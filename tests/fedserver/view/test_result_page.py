@@ -61,7 +61,7 @@ def test_scores_that_all_sites_withhold_are_said_to_be_withheld(tmp_path: Path) 
     assert page.row("withholds its scores")[1] == "2"
     assert METRICS["epsilon"].heading == "privacy spent", "it only ever rises, so that no direction of its curve is better"
     assert "The papers' figures" not in page.heads, "there are none, so there is no empty table"
-    for name in ("clients", "accuracy", "training"):
+    for name in ("clients", "accuracy"):
         [line] = [line for line in left_out if line.startswith(f"no picture '{name}'")]
         assert "2 of 2 devices withhold their scores from the server (north, south)" in line
 
