@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from statistics import median_low
@@ -25,6 +26,7 @@ from attune.common.task import TaskName
 from attune.common.wire.tensors import (
     BLOCK,
     DTYPES,
+    Tensors,
     TensorSource,
     TensorView,
     WatchedTensors,
@@ -33,6 +35,9 @@ from attune.common.wire.tensors import (
     is_finite,
     squared_norm,
 )
+from attune.fedserver.lab.aggregators.base import Vault
+from attune.fedserver.lab.aggregators.closed_form import OF
+from attune.fedserver.ports.blobs import Damaged
 
 VARIANCE = "running_var"  # ends the names of such tensors
 NORM = "norm"  # of the change, among the facts of an update
@@ -79,17 +84,26 @@ class FiniteCheck(Unchanged):
 
 
 class SumsCheck(Unchanged):
-    """Check that samples can have the sums that a device hands in, once all of them were read (closed form)."""
+    """Check that samples can have the sums that a device hands in, once all of them were read (closed form).
+
+    `vault` has its earlier sums.
+    """
 
     name = "sums"
 
-    def __init__(self, task: TaskName, sizes: Sequence[int]) -> None:
-        self._classes, self._sizes = task == "classes", sizes
+    def __init__(self, task: TaskName, sizes: Sequence[int], vault: Vault) -> None:
+        self._classes, self._sizes, self._vault = task == "classes", sizes, vault
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
         if not isinstance(update.tensors, SealedTensors):  # of sealed ones the sum is checked
-            context.at_end.append(lambda: check_sums(dict(update.source), self._sizes, self._classes, context.who))
+            context.at_end.append(lambda: self._check(dict(update.source), context))
         return update
+
+    def _check(self, sums: Tensors, context: ArrivalContext) -> None:
+        earlier: Mapping[str, torch.Tensor] = {}
+        with suppress(KeyError, Damaged):  # of a new device, or to be made again: then it costs a factor
+            earlier = dict(self._vault.read(f"{OF}{context.client}"))
+        check_sums(sums, self._sizes, self._classes, context.who, earlier)
 
 
 class NormLimit(Unchanged):

@@ -172,9 +172,9 @@ class Held(TensorSource):
 def arrived(sums: dict[str, torch.Tensor]) -> None:
     """Let the server take in these sums of eve."""
     context = ArrivalContext("eve", "attended", "eve's attended update", "", sums_manifest(3, [501]), None, True)
-    update = chain_of("attended", ClosedFormSettings(), {}, None, "classes", nothing_solved(3, [501])).on_arrival(
-        PartUpdate("eve", 6.0, Held(sums)), context
-    )
+    update = chain_of(
+        "attended", ClosedFormSettings(), {}, None, "classes", nothing_solved(3, [501]), MemoryVault()
+    ).on_arrival(PartUpdate("eve", 6.0, Held(sums)), context)
     read_through(update.source)
     context.end()
 
