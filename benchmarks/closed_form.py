@@ -2,6 +2,7 @@
 
 - `devices`: a simulation of 10,000 devices from end to end, with 200 features: time, and the peak of the process.
 - `outputs`: the server's part of a federation with the most outputs (1,000), from sums that are drawn.
+- `school`: the server's part of both rounds with 139 schools (`--data school.npz`).
 - `flipped`: three of ten devices have the label 9 - y: what the others lose, and how far down left_out.csv they are.
 
 Each runs by itself in a new process: `python -m benchmarks.closed_form devices --out closed_form_devices.json`.
@@ -14,9 +15,12 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from unittest.mock import patch
 
 import click
 import msgspec
@@ -28,7 +32,9 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.ridge import ERRORS, STRENGTHS, check_sums, nothing_solved, sums_of, targets_of
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.common.wire.tensors import Tensors
+from attune.fedserver.lab import checks
 from attune.fedserver.lab.aggregators.closed_form import ClosedFormSums
+from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.disk import scratch_blobs
 from attune.simulation.recipes.catalogue import get
@@ -83,6 +89,39 @@ def outputs() -> Report:
     return {"outputs": OUTPUTS, "features": FEATURES, "devices": OF_OUTPUTS, "before_mib": before, **rounded}
 
 
+def school(data: Path) -> Report:
+    """Simulate School with all pupils, and count the processor time of the server's work with sums.
+
+    `engine_s` is of all its tensor work: also the files of sums, which are read, written and hashed.
+    """
+    spent: dict[str, float] = dict.fromkeys(("check_s", "close_s", "serve_s", "engine_s"), 0.0)
+
+    def counted(owner: Any, name: str, kind: str, gives: Callable[[Any], Any] = lambda made: made) -> Any:
+        work = getattr(owner, name)
+
+        def watched(*given: Any, **named: Any) -> Any:
+            begun = time.thread_time()
+            try:
+                return gives(work(*given, **named))
+            finally:
+                spent[kind] += time.thread_time() - begun
+
+        return patch.object(owner, name, watched)
+
+    with ExitStack() as stack:
+        stack.enter_context(counted(checks, "check_sums", "check_s"))
+        stack.enter_context(counted(ClosedFormSums, "close_round", "close_s"))
+        stack.enter_context(counted(ClosedFormSums, "generate", "serve_s", list))
+        for name in ("arrive", "aggregate", "serve"):
+            stack.enter_context(counted(Engine, name, "engine_s"))
+        source, (*_, point) = get("school").load(data, 0), get("school").points
+        shards = point.write(Path(stack.enter_context(tempfile.TemporaryDirectory())), source, 0)
+        named = {shard.name: shard for shard in shards}
+        result = attune.simulate(named, "analytic", baseline="none", progress=False)
+    rounded = {name: round(seconds, 3) for name, seconds in spent.items()}
+    return {"devices": len(shards), "rounds": result.status["round"], **rounded}
+
+
 def flipped() -> Report:
     """Run each point with and without wrong labels."""
     rows = []
@@ -134,13 +173,14 @@ def peak_mib() -> int:
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["devices", "outputs", "flipped"]))
+@click.argument("what", type=click.Choice(["devices", "outputs", "school", "flipped"]))
+@click.option("--data", type=click.Path(path_type=Path, exists=True), help="school.npz")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-def main(what: str, out: Path) -> None:
+def main(what: str, data: Path, out: Path) -> None:
     """Measure it, and write the file."""
     torch.set_num_threads(1)
     of_machine, wall, spent = machine(), time.perf_counter(), time.process_time()
-    report = {"devices": devices, "outputs": outputs, "flipped": flipped}[what]()
+    report = {"devices": devices, "outputs": outputs, "school": partial(school, data), "flipped": flipped}[what]()
     spent = time.process_time() - spent
     times = {"wall_s": round(time.perf_counter() - wall, 1), "processor_s": round(spent, 1), "peak_mib": peak_mib()}
     out.write_bytes(msgspec.json.format(msgspec.json.encode({"machine": of_machine, **report, **times})) + b"\n")

@@ -184,8 +184,13 @@ def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, s
 
 def squared_error(W_CD: Tensor, G_DD: Tensor, B_DC: Tensor, squares_C: Tensor) -> float:
     """Return the squared error of W over the samples of these sums, of blocks_of: s - 2 <W', B> + <W', G W'>."""
-    G_DD = G_DD + G_DD.tril(-1).T
-    return float(squares_C.sum() - 2 * (W_CD.T * B_DC).sum() + ((W_CD @ G_DD) * W_CD).sum())
+    explained = 2 * ((W_CD @ G_DD) * W_CD).sum() - (W_CD.square() * G_DD.diagonal()).sum()  # zeros lie above the diagonal
+    return float(squares_C.sum() - 2 * (W_CD.T * B_DC).sum() + explained)
+
+
+def rest_of(total: Mapping[str, Tensor], own_sums: Mapping[str, Tensor]) -> Tensors:
+    """Return G and B of a total without some of its samples."""
+    return {name: total[name] - own_sums[name] for name in (GRAM, CROSS)}
 
 
 def are_same(sums: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:

@@ -33,6 +33,7 @@ from attune.common.methods.ridge import (
     blocks_of,
     check_sums,
     is_alone_in_a_class,
+    rest_of,
     sizes_of,
     solved,
     squared_error,
@@ -43,7 +44,6 @@ from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vau
 
 START, TOTAL, OF = "start", "total", "sums/"  # keys in the vault; OF and a client's name: its latest sums, as they count
 MEMBERS = "members"  # the total as clients that are in one sum are served it
-BlockSums = tuple[slice, Tensor, Tensor]  # as of blocks_of
 GROUPS = 10  # of clients that are left out together, to choose gamma
 CLEARLY = 3.0  # standard errors by which another block must be better than the first
 USUAL_STRENGTH = 1.0  # before devices have reported errors
@@ -74,7 +74,7 @@ class ClosedFormSums:
         carrier: Carrier = IN_TURN,
     ) -> None:
         self._vault = vault
-        self._read: tuple[Tensors, list[BlockSums]] | None = None  # the total
+        self._read: Tensors | None = None  # the total
         self._is_plain = False  # the total is of single sums, and stays so: a vault lists its keys once
         self._is_summed = False  # the total is of all sums, and was made here
         self._solved: dict[str, Tensor] = {}  # W by the total: without this client, and of all ("")
@@ -99,22 +99,22 @@ class ClosedFormSums:
         if MEMBERS in keys:  # the sums stay in the federation
             known, public = self._vault.read(TOTAL), (WEIGHT, BLOCK, SIZES)
             return {name: known[name] if name in public else torch.zeros_like(known[name]) for name in known}
-        return self._served("", None, keep=True) if TOTAL in keys else START
+        return self._served("", keep=True) if TOTAL in keys else START
 
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
         """Yield W without each client's samples, and the strength."""
-        total, _ = self._known()
+        total = self._known()
         keys = set(self._vault.keys())
         for client in clients:
-            own_sums = self._vault.read(f"{OF}{client}") if f"{OF}{client}" in keys else None
-            if own_sums is None:
-                yield client, self._served("", None)
-            elif (client not in self._solved and float(own_sums[GRAM][-1]) < FEWEST) or (
-                own_sums[ERRORS].any() and is_alone_in_a_class(total, own_sums)
-            ):
-                yield client, self._served("", None, keep=True)
-            else:
-                yield client, self._served(client, own_sums)
+            if f"{OF}{client}" not in keys:
+                yield client, self._served("")
+                continue
+            own_sums, is_solved = self._vault.read(f"{OF}{client}"), client in self._solved
+            if not is_solved:
+                own_sums = dict(own_sums)  # of a file each is read once
+            keep = not is_solved and float(own_sums[GRAM][-1]) < FEWEST
+            keep = keep or (bool(own_sums[ERRORS].any()) and is_alone_in_a_class(total, own_sums))
+            yield client, self._served("", keep=True) if keep else self._served(client, own_sums)
 
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Keep the cohort's sums in place of its older ones, and make the total and the strengths anew.
@@ -132,7 +132,8 @@ class ClosedFormSums:
         for update in counted:
             key, sums = f"{OF}{update.client}", {name: update.tensors[name] for name in (*SUM_TENSORS, ERRORS)}
             share = min(1.0, update.weight / max(float(sums[GRAM][-1]), 1.0))
-            sums = {name: tensor * share for name, tensor in sums.items()}
+            if share < 1:
+                sums = {name: tensor * share for name, tensor in sums.items()}
             self._is_summed = self._is_summed and key in keys and are_same(sums, self._vault.read(key))
             write(self._vault, key, sums)
         sizes, before = self._sizes(), self._vault.read(TOTAL) if self._is_summed else None
@@ -168,7 +169,7 @@ class ClosedFormSums:
         block, strength = _choice({who: error_nGL[torch.arange(len(sizes)), best_n, 1:]})
         total = sums if is_first else self._vault.read(TOTAL)
         served = {GRAM: total[GRAM], CROSS: total[CROSS], **_chosen(sizes, gammas, block, strength)}
-        served[WEIGHT] = _weights(served, blocks_of(served, sizes))
+        served[WEIGHT] = _weights(served, served)
         for key, counts in ((TOTAL, 0.0), (MEMBERS, 1.0)):
             write(self._vault, key, served | {COUNTED: torch.tensor(counts, dtype=torch.float64)})
         return _figures(gammas, block, strength)
@@ -183,24 +184,24 @@ class ClosedFormSums:
             sums = self._vault.read(key)
             if place < GROUPS:
                 groups.append({name: torch.zeros_like(sums[name]) for name in SUM_TENSORS})
+            total = total or {name: torch.zeros_like(sums[name]) for name in SUM_TENSORS}
             for name in SUM_TENSORS:
                 tensor = sums[name]
-                total[name] = total.get(name, torch.zeros_like(tensor)) + tensor
+                total[name] += tensor
                 groups[place % GROUPS][name] += tensor
         return total, groups
 
-    def _known(self) -> tuple[Tensors, list[BlockSums]]:
+    def _known(self) -> Tensors:
         if self._read is None:
-            total = dict(self._vault.read(TOTAL))
-            self._read = total, list(blocks_of(total, sizes_of(total)))
+            self._read = dict(self._vault.read(TOTAL))
         return self._read
 
-    def _served(self, client: str, own_sums: Mapping[str, Tensor] | None, keep: bool = False) -> Tensors:
+    def _served(self, client: str, own_sums: Mapping[str, Tensor] | None = None, keep: bool = False) -> Tensors:
         """Return W of the total without a client's sums (None: of all), and the choices; with `keep` the strength is 0."""
-        total, blocks = self._known()
+        total = self._known()
         W_CD = self._solved.get(client)
         if W_CD is None:
-            W_CD = _weights(total, blocks if own_sums is None else _rest(blocks, own_sums, sizes_of(total)))
+            W_CD = _weights(total, total if own_sums is None else rest_of(total, own_sums))
             if (1 + len(self._solved)) * W_CD.numel() <= MOST_SOLVED:
                 self._solved[client] = W_CD
         return {WEIGHT: W_CD, STRENGTH: total[STRENGTH] * (not keep), BLOCK: total[BLOCK], SIZES: total[SIZES]}
@@ -209,16 +210,10 @@ class ClosedFormSums:
         return sizes_of(self._vault.read(START))
 
 
-def _weights(total: Mapping[str, Tensor], blocks: Iterable[BlockSums]) -> Tensor:
-    """Return W (C, D) that follows from these blocks, by the strengths of the total."""
-    pairs = zip(total[GAMMA].tolist(), blocks, strict=True)
+def _weights(total: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> Tensor:
+    """Return W (C, D) that follows from these sums, by the strengths of the total."""
+    pairs = zip(total[GAMMA].tolist(), blocks_of(sums, sizes_of(total)), strict=True)
     return torch.cat([solved(G_DD, B_DC, gamma) for gamma, (_, G_DD, B_DC) in pairs], dim=1)
-
-
-def _rest(blocks: Sequence[BlockSums], own_sums: Mapping[str, Tensor], sizes: Sequence[int]) -> Iterator[BlockSums]:
-    """Yield the blocks of the total without a client's sums."""
-    for (place, G_DD, B_DC), (_, own_DD, own_DC) in zip(blocks, blocks_of(own_sums, sizes), strict=True):
-        yield place, G_DD - own_DD, B_DC - own_DC
 
 
 def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str, Tensor]]]) -> list[tuple[str, int, float]]:
@@ -229,11 +224,12 @@ def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str,
     It is of the block that predicts.
     """
     sizes, block, rows = sizes_of(total), int(total[BLOCK]), []
-    gamma, (_, G_DD, B_DC) = float(total[GAMMA][block]), list(blocks_of(total, sizes))[block]
+    gamma = float(total[GAMMA][block])
     for client, own_sums in sums:
-        _, own_DD, own_DC = list(blocks_of(own_sums, sizes))[block]
-        squares_C = own_sums[SQUARES]
-        W_CD = solved(G_DD - own_DD, B_DC - own_DC, gamma)
+        (_, own_DD, own_DC), (_, rest_DD, rest_DC) = (
+            list(blocks_of(of, sizes))[block] for of in (own_sums, rest_of(total, own_sums))
+        )
+        squares_C, W_CD = own_sums[SQUARES], solved(rest_DD, rest_DC, gamma)
         squares = max(float(squares_C.sum()), torch.finfo(torch.float64).tiny)
         misfit = squared_error(W_CD, own_DD, own_DC, squares_C) / squares
         rows.append((client, round(float(own_DD[-1, -1])), misfit))
@@ -259,10 +255,9 @@ def _gammas(total: Tensors, groups: Sequence[Tensors], sizes: Sequence[int]) -> 
     if len(groups) < 2:
         return [USUAL_GAMMA] * len(sizes)
     error_nG = torch.zeros(len(sizes), len(GAMMAS), dtype=torch.float64)
-    wholes = list(blocks_of(total, sizes))
     for group in groups:
-        for block, ((_, G_DD, B_DC), (_, own_DD, own_DC)) in enumerate(zip(wholes, blocks_of(group, sizes), strict=True)):
-            rest_DD, rest_DC = G_DD - own_DD, B_DC - own_DC
+        pairs = zip(blocks_of(rest_of(total, group), sizes), blocks_of(group, sizes), strict=True)
+        for block, ((_, rest_DD, rest_DC), (_, own_DD, own_DC)) in enumerate(pairs):
             for place, gamma in enumerate(GAMMAS):
                 error_nG[block, place] += squared_error(solved(rest_DD, rest_DC, gamma), own_DD, own_DC, group[SQUARES])
     return [GAMMAS[place] for place in error_nG.argmin(dim=1).tolist()]
