@@ -131,16 +131,14 @@ def sums_of(Z_ND: Tensor, T_NC: Tensor, sizes: Sequence[int]) -> Tensors:
     return {GRAM: torch.cat(triangles), CROSS: Z_ND.T @ T_NC, SQUARES: T_NC.square().sum(dim=0)}
 
 
+_is_upper = lru_cache(maxsize=2)(lambda features: np.triu(np.ones((features, features), dtype=bool)))
+
+
 def lower(gram: Tensor, features: int) -> Tensor:
     """Return G (D, D) from its triangle, with zeros above the diagonal: no factor needs that half."""
     upper_DD = np.zeros((features, features))
     upper_DD[_is_upper(features)] = gram.numpy()
     return torch.from_numpy(upper_DD).T
-
-
-@lru_cache(maxsize=2)
-def _is_upper(features: int) -> np.ndarray:
-    return np.triu(np.ones((features, features), dtype=bool))
 
 
 def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None = None) -> Tensor:
@@ -198,9 +196,7 @@ def are_same(sums: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
     return all(name in others and torch.equal(sums[name], others[name]) for name in SUM_TENSORS)
 
 
-def check_sums(
-    sums: Tensors, sizes: Sequence[int], classes: bool, who: str, earlier: Mapping[str, Tensor] | None = None
-) -> None:
+def check_sums(sums: Tensors, sizes: Sequence[int], classes: bool, who: str, earlier: Tensors | None = None) -> None:
     """Check that there can be samples with these sums.
 
     In each block G is positive semi-definite, and so is [G B; B' T'T] to rounding. With one-hot targets T'T is diag(s), and the
@@ -227,9 +223,8 @@ def check_sums(
     if classes and not (fits and float(squares_C.sum()) == counts[0]):
         number = f"{counts[0]:,.0f}"
         raise UpdateRefused(f"{who} has sums that no samples can have: the samples of its classes are not {number} in all")
-    if earlier and are_same(sums, earlier):
-        return
-    if not all(_is_possible(G_DD, B_DC, squares_C, classes) for _, G_DD, B_DC in blocks_of(sums, sizes)):
+    is_known = earlier is not None and are_same(sums, earlier)
+    if not is_known and not all(_is_possible(G_DD, B_DC, squares_C, classes) for _, G_DD, B_DC in blocks_of(sums, sizes)):
         raise UpdateRefused(f"{who} has sums that no samples can have: they are not positive semi-definite together")
 
 

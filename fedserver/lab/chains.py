@@ -16,6 +16,7 @@ from attune.common.methods.settings.aggregators import AggregatorSettings, Close
 from attune.common.plan import Plan
 from attune.common.task import TaskName
 from attune.fedserver.lab.aggregators.base import Vault
+from attune.fedserver.lab.aggregators.closed_form import earlier_sums
 from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, SumsCheck
 from attune.fedserver.lab.client_noise import ClientNoise, home_key
 from attune.fedserver.ports.blobs import Blobs
@@ -42,7 +43,10 @@ def chain_of(
     ]
     checks: list[Transform] = [NormLimit(), FiniteCheck(), ShapeCheck()]
     if isinstance(settings, ClosedFormSettings):
-        checks = [SumsCheck(task, sizes_of(values), vault), *checks[1:]]  # sums are no change, whose norm has a limit
+        checks = [
+            SumsCheck(task, sizes_of(values), partial(earlier_sums, vault)),
+            *checks[1:],
+        ]  # sums are no change, whose norm has a limit
     return Chain(
         [
             *(bounds if noise is None else [noise]),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from statistics import median_low
@@ -35,9 +34,6 @@ from attune.common.wire.tensors import (
     is_finite,
     squared_norm,
 )
-from attune.fedserver.lab.aggregators.base import Vault
-from attune.fedserver.lab.aggregators.closed_form import OF
-from attune.fedserver.ports.blobs import Damaged
 
 VARIANCE = "running_var"  # ends the names of such tensors
 NORM = "norm"  # of the change, among the facts of an update
@@ -84,26 +80,20 @@ class FiniteCheck(Unchanged):
 
 
 class SumsCheck(Unchanged):
-    """Check that samples can have the sums that a device hands in, once all of them were read (closed form).
-
-    `vault` has its earlier sums.
-    """
+    """Check that samples can have the sums that a device hands in, once all of them were read (closed form)."""
 
     name = "sums"
 
-    def __init__(self, task: TaskName, sizes: Sequence[int], vault: Vault) -> None:
-        self._classes, self._sizes, self._vault = task == "classes", sizes, vault
+    def __init__(self, task: TaskName, sizes: Sequence[int], earlier: Callable[[str], Tensors]) -> None:
+        self._classes, self._sizes, self._earlier = task == "classes", sizes, earlier
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
-        if not isinstance(update.tensors, SealedTensors):  # of sealed ones the sum is checked
-            context.at_end.append(lambda: self._check(dict(update.source), context))
-        return update
+        def check() -> None:
+            check_sums(dict(update.source), self._sizes, self._classes, context.who, self._earlier(context.client))
 
-    def _check(self, sums: Tensors, context: ArrivalContext) -> None:
-        earlier: Mapping[str, torch.Tensor] = {}
-        with suppress(KeyError, Damaged):  # of a new device, or to be made again: then it costs a factor
-            earlier = dict(self._vault.read(f"{OF}{context.client}"))
-        check_sums(sums, self._sizes, self._classes, context.who, earlier)
+        if not isinstance(update.tensors, SealedTensors):  # of sealed ones the sum is checked
+            context.at_end.append(check)
+        return update
 
 
 class NormLimit(Unchanged):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from statistics import fmean, stdev
 
 import torch
@@ -41,6 +42,7 @@ from attune.common.methods.ridge import (
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.fedserver.core.voices import bounded
 from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
+from attune.fedserver.ports.blobs import Damaged
 
 START, TOTAL, OF = "start", "total", "sums/"  # keys in the vault; OF and a client's name: its latest sums, as they count
 MEMBERS = "members"  # the total as clients that are in one sum are served it
@@ -110,10 +112,9 @@ class ClosedFormSums:
                 yield client, self._served("")
                 continue
             own_sums, is_solved = self._vault.read(f"{OF}{client}"), client in self._solved
-            if not is_solved:
-                own_sums = dict(own_sums)  # of a file each is read once
-            keep = not is_solved and float(own_sums[GRAM][-1]) < FEWEST
-            keep = keep or (bool(own_sums[ERRORS].any()) and is_alone_in_a_class(total, own_sums))
+            own_sums = own_sums if is_solved else dict(own_sums)  # of a file each is read once
+            is_few = not is_solved and float(own_sums[GRAM][-1]) < FEWEST
+            keep = is_few or (bool(own_sums[ERRORS].any()) and is_alone_in_a_class(total, own_sums))
             yield client, self._served("", keep=True) if keep else self._served(client, own_sums)
 
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
@@ -132,8 +133,7 @@ class ClosedFormSums:
         for update in counted:
             key, sums = f"{OF}{update.client}", {name: update.tensors[name] for name in (*SUM_TENSORS, ERRORS)}
             share = min(1.0, update.weight / max(float(sums[GRAM][-1]), 1.0))
-            if share < 1:
-                sums = {name: tensor * share for name, tensor in sums.items()}
+            sums = {name: tensor * share for name, tensor in sums.items()} if share < 1 else sums
             self._is_summed = self._is_summed and key in keys and are_same(sums, self._vault.read(key))
             write(self._vault, key, sums)
         sizes, before = self._sizes(), self._vault.read(TOTAL) if self._is_summed else None
@@ -208,6 +208,13 @@ class ClosedFormSums:
 
     def _sizes(self) -> list[int]:
         return sizes_of(self._vault.read(START))
+
+
+def earlier_sums(vault: Vault, client: str) -> Tensors:
+    """Return the sums that the server holds of a client; empty: none, or a file that must be made again."""
+    with suppress(KeyError, Damaged):
+        return dict(vault.read(f"{OF}{client}"))
+    return {}
 
 
 def _weights(total: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> Tensor:
