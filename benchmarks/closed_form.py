@@ -129,7 +129,7 @@ def school(data: Path) -> Report:
         stack.enter_context(counted(ClosedFormSums, "generate", "serve_s", list))
         for name in ("arrive", "aggregate", "serve"):
             stack.enter_context(counted(Engine, name, "engine_s"))
-        source, (*_, point) = get("school").load(data, 0), get("school").points
+        source, (*_, point) = get("school").load(str(data), 0), get("school").points
         shards = point.write(Path(stack.enter_context(tempfile.TemporaryDirectory())), source, 0)
         named = {shard.name: shard for shard in shards}
         result = attune.simulate(named, "analytic", baseline="none", progress=False)
@@ -219,9 +219,13 @@ def main(what: str, data: Path, out: Path) -> None:
     """Measure it, and write the file."""
     torch.set_num_threads(1)
     if what == "constants":
-        return constants(out)
+        constants(out)
+        return
     of_machine, wall, spent = machine(), time.perf_counter(), time.process_time()
-    report = {"devices": devices, "outputs": outputs, "school": partial(school, data), "flipped": flipped}[what]()
+    works: Mapping[str, Callable[[], Report]] = {
+        "devices": devices, "outputs": outputs, "school": partial(school, data), "flipped": flipped
+    }  # fmt: skip
+    report = works[what]()
     spent = time.process_time() - spent
     times = {"wall_s": round(time.perf_counter() - wall, 1), "processor_s": round(spent, 1), "peak_mib": peak_mib()}
     out.write_bytes(msgspec.json.format(msgspec.json.encode({"machine": of_machine, **report, **times})) + b"\n")
