@@ -2,6 +2,8 @@
 
 - `devices`: a simulation of 10,000 devices from end to end, with 200 features: time, and the peak of the process.
 - `outputs`: the server's part of a federation with the most outputs (1,000), from sums that are drawn.
+- `school`: the server's part of both rounds with 139 schools (`--data school.npz`).
+- `constants`: accuracy, or R2, with other features, on tasks that no table shows (`--out closed_form_constants.csv`).
 - `flipped`: three of ten devices have the label 9 - y: what the others lose, and how far down left_out.csv they are.
 
 Each runs by itself in a new process: `python -m benchmarks.closed_form devices --out closed_form_devices.json`.
@@ -14,30 +16,49 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from unittest.mock import patch
 
 import click
 import msgspec
 import numpy as np
 import torch
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 
 import attune
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.ridge import ERRORS, STRENGTHS, check_sums, nothing_solved, sums_of, targets_of
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.common.wire.tensors import Tensors
+from attune.fedserver.lab import checks
 from attune.fedserver.lab.aggregators.closed_form import ClosedFormSums
+from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.disk import scratch_blobs
 from attune.simulation.recipes.catalogue import get
 from benchmarks.machine import machine
+from benchmarks.result_file import Results
 
 Report = dict[str, Any]
 CLASSES, SAMPLES, INPUTS = 10, 40, 20  # of each of many devices; a quarter is for testing
 OUTPUTS, FEATURES, OF_OUTPUTS = 1_000, 500, 20  # outputs, random features, devices
 POINTS = (("digits", 40.0), ("label-shift", 0.1))
+TASKS: Mapping[str, Callable[..., Any]] = {
+    "wine": load_wine, "breast cancer": load_breast_cancer, "iris": load_iris, "diabetes": load_diabetes,
+}  # fmt: skip
+VARIANTS: Mapping[str, dict[str, Any]] = {
+    "default": {},
+    "width 0.25": {"model.widths": [0.25]},
+    "width 1": {"model.widths": [1.0]},
+    "and linear": {"model.linear": True},
+    "250 features": {"model.features": 250},
+    "1,000 features": {"model.features": 1000},
+}
 LIARS, SEEDS = 3, (0, 1, 2)  # of ten
 
 
@@ -81,6 +102,63 @@ def outputs() -> Report:
         }
     rounded = {name: round(spent, 3) for name, spent in seconds.items()}
     return {"outputs": OUTPUTS, "features": FEATURES, "devices": OF_OUTPUTS, "before_mib": before, **rounded}
+
+
+def school(data: Path) -> Report:
+    """Simulate School with all pupils, and count the processor time of the server's work with sums.
+
+    `engine_s` is of all its tensor work: also the files of sums, which are read, written and hashed.
+    """
+    spent: dict[str, float] = dict.fromkeys(("check_s", "close_s", "serve_s", "engine_s"), 0.0)
+
+    def counted(owner: Any, name: str, kind: str, gives: Callable[[Any], Any] = lambda made: made) -> Any:
+        work = getattr(owner, name)
+
+        def watched(*given: Any, **named: Any) -> Any:
+            begun = time.thread_time()
+            try:
+                return gives(work(*given, **named))
+            finally:
+                spent[kind] += time.thread_time() - begun
+
+        return patch.object(owner, name, watched)
+
+    with ExitStack() as stack:
+        stack.enter_context(counted(checks, "check_sums", "check_s"))
+        stack.enter_context(counted(ClosedFormSums, "close_round", "close_s"))
+        stack.enter_context(counted(ClosedFormSums, "generate", "serve_s", list))
+        for name in ("arrive", "aggregate", "serve"):
+            stack.enter_context(counted(Engine, name, "engine_s"))
+        source, (*_, point) = get("school").load(str(data), 0), get("school").points
+        shards = point.write(Path(stack.enter_context(tempfile.TemporaryDirectory())), source, 0)
+        named = {shard.name: shard for shard in shards}
+        result = attune.simulate(named, "analytic", baseline="none", progress=False)
+    rounded = {name: round(seconds, 3) for name, seconds in spent.items()}
+    return {"devices": len(shards), "rounds": result.status["round"], **rounded}
+
+
+def constants(out: Path) -> None:
+    """Score the variants on held-out rows of training parts, for each task and seed. What the file has stays."""
+    results = Results(out, ("task", "seed", "variant", "score"))
+    known = {(row["task"], row["seed"], row["variant"]) for row in results.rows()}
+    for (task, load), seed, (variant, settings) in product(TASKS.items(), SEEDS, VARIANTS.items()):
+        if (task, str(seed), variant) in known:
+            continue
+        x, y = load(return_X_y=True)
+        kept = np.random.default_rng(seed).permutation(len(y))[len(y) // 5 :]  # a fifth is for testing, and is not read
+        with tempfile.TemporaryDirectory() as folder:
+            shards = {}
+            for place, rows in enumerate(np.array_split(kept, 5 + 2 * seed)):
+                name = f"device{place}"
+                shard = shards[name] = Path(folder) / name
+                shard.mkdir()
+                for part, some in (("test", rows[: len(rows) // 4]), ("train", rows[len(rows) // 4 :])):
+                    np.savez(shard / f"{part}.npz", x=x[some].astype("f4"), y=y[some])
+                of_y = {"task": "regression"} if task == "diabetes" else {"classes": np.unique(y).tolist()}
+                (shard / "meta.json").write_bytes(msgspec.json.encode({**of_y, "standardise": "federation"}))
+            result = attune.simulate(shards, "analytic", settings=settings, seed=seed, baseline="none", progress=False)
+            score = result.table().mean("accuracy") or 0.0
+        results.add([{"task": task, "seed": seed, "variant": variant, "score": round(score, 4)}])
 
 
 def flipped() -> Report:
@@ -134,13 +212,20 @@ def peak_mib() -> int:
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["devices", "outputs", "flipped"]))
+@click.argument("what", type=click.Choice(["devices", "outputs", "school", "constants", "flipped"]))
+@click.option("--data", type=click.Path(path_type=Path, exists=True), help="school.npz")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-def main(what: str, out: Path) -> None:
+def main(what: str, data: Path, out: Path) -> None:
     """Measure it, and write the file."""
     torch.set_num_threads(1)
+    if what == "constants":
+        constants(out)
+        return
     of_machine, wall, spent = machine(), time.perf_counter(), time.process_time()
-    report = {"devices": devices, "outputs": outputs, "flipped": flipped}[what]()
+    works: Mapping[str, Callable[[], Report]] = {
+        "devices": devices, "outputs": outputs, "school": partial(school, data), "flipped": flipped
+    }  # fmt: skip
+    report = works[what]()
     spent = time.process_time() - spent
     times = {"wall_s": round(time.perf_counter() - wall, 1), "processor_s": round(spent, 1), "peak_mib": peak_mib()}
     out.write_bytes(msgspec.json.format(msgspec.json.encode({"machine": of_machine, **report, **times})) + b"\n")

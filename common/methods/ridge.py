@@ -10,6 +10,7 @@ two blocks is summed. Where tensors are of all blocks, these follow each other, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -26,6 +27,7 @@ from attune.common.wire.tensors import Tensors
 # the block that predicts, and the sizes of all blocks.
 WEIGHT, STRENGTH, BLOCK, SIZES = "head.weight", "strength", "block", "sizes"
 GRAM, CROSS, SQUARES, ERRORS = "gram", "cross", "squares", "errors"  # what a device hands in
+SUM_TENSORS = (GRAM, CROSS, SQUARES)
 # In that model, where devices are served one sum of all: the strength of each block's common weights, and 1 for a device in it.
 GAMMA, COUNTED = "gamma", "counted"
 GAMMAS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # strengths between which the server chooses for the common weights
@@ -99,10 +101,14 @@ def places_of(sizes: Sequence[int]) -> list[slice]:
 
 
 def blocks_of(sums: Mapping[str, Tensor], sizes: Sequence[int]) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield for each block its place, G (D, D) and B (D, C), from what a device hands in."""
-    ends = accumulate(map(_triangle, sizes))
-    for place, size, end in zip(places_of(sizes), sizes, ends, strict=True):
-        yield place, whole(sums[GRAM][end - _triangle(size) : end], size), sums[CROSS][place]
+    """Yield for each block its place, G (D, D) with zeros above the diagonal, and B (D, C), from what a device hands in."""
+    for place, size, end in zip(places_of(sizes), sizes, _ends(sizes), strict=True):
+        yield place, lower(sums[GRAM][end - _triangle(size) : end], size), sums[CROSS][place]
+
+
+def _ends(sizes: Sequence[int]) -> list[int]:
+    """Return where the triangle of each block ends."""
+    return list(accumulate(map(_triangle, sizes)))
 
 
 def _triangle(size: int) -> int:
@@ -125,17 +131,18 @@ def sums_of(Z_ND: Tensor, T_NC: Tensor, sizes: Sequence[int]) -> Tensors:
     return {GRAM: torch.cat(triangles), CROSS: Z_ND.T @ T_NC, SQUARES: T_NC.square().sum(dim=0)}
 
 
-def whole(gram: Tensor, features: int) -> Tensor:
-    """Return G (D, D) from its triangle."""
-    G_DD, row_D = np.empty((features, features)), gram.numpy()
-    for place in range(features):  # copies of whole rows take a quarter of the time that indices take
-        G_DD[place, place:] = G_DD[place:, place] = row_D[: features - place]
-        row_D = row_D[features - place :]
-    return torch.from_numpy(G_DD)
+_is_upper = lru_cache(maxsize=2)(lambda features: np.triu(np.ones((features, features), dtype=bool)))
+
+
+def lower(gram: Tensor, features: int) -> Tensor:
+    """Return G (D, D) from its triangle, with zeros above the diagonal: no factor needs that half."""
+    upper_DD = np.zeros((features, features))
+    upper_DD[_is_upper(features)] = gram.numpy()
+    return torch.from_numpy(upper_DD).T
 
 
 def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None = None) -> Tensor:
-    """Return W (C, D) with (G + strength I) W' = B + strength C', in which C is the centre (None: 0)."""
+    """Return W (C, D) with (G + strength I) W' = B + strength C', in which C is the centre (None: 0). Of G half is read."""
     ridge_DD = G_DD.clone()
     ridge_DD.diagonal().add_(strength)
     right_DC = B_DC if centre_CD is None else B_DC + strength * centre_CD.T
@@ -174,11 +181,22 @@ def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, s
 
 
 def squared_error(W_CD: Tensor, G_DD: Tensor, B_DC: Tensor, squares_C: Tensor) -> float:
-    """Return the squared error of W over the samples of these sums: s - 2 <W', B> + <W', G W'>."""
-    return float(squares_C.sum() - 2 * (W_CD.T * B_DC).sum() + ((W_CD @ G_DD) * W_CD).sum())
+    """Return the squared error of W over the samples of these sums, of blocks_of: s - 2 <W', B> + <W', G W'>."""
+    explained = 2 * ((W_CD @ G_DD) * W_CD).sum() - (W_CD.square() * G_DD.diagonal()).sum()  # zeros lie above the diagonal
+    return float(squares_C.sum() - 2 * (W_CD.T * B_DC).sum() + explained)
 
 
-def check_sums(sums: Tensors, sizes: Sequence[int], classes: bool, who: str) -> None:
+def rest_of(total: Mapping[str, Tensor], own_sums: Mapping[str, Tensor]) -> Tensors:
+    """Return G and B of a total without some of its samples."""
+    return {name: total[name] - own_sums[name] for name in (GRAM, CROSS)}
+
+
+def are_same(sums: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    """Return whether two devices' sums, or a device's sums of two rounds, have the same bits. Errors do not count."""
+    return all(name in others and torch.equal(sums[name], others[name]) for name in SUM_TENSORS)
+
+
+def check_sums(sums: Tensors, sizes: Sequence[int], classes: bool, who: str, earlier: Tensors | None = None) -> None:
     """Check that there can be samples with these sums.
 
     In each block G is positive semi-definite, and so is [G B; B' T'T] to rounding. With one-hot targets T'T is diag(s), and the
@@ -190,22 +208,23 @@ def check_sums(sums: Tensors, sizes: Sequence[int], classes: bool, who: str) -> 
         sizes: D of each block.
         classes: Targets are one-hot.
         who: The device and what it hands in, for errors.
+        earlier: Sums, perhaps a share of some, that are known to be positive semi-definite: the same need no second factor.
 
     Raises:
         UpdateRefused: There are no such samples; it names the device.
     """
-    squares_C, blocks = sums[SQUARES], [(G_DD, B_DC) for _, G_DD, B_DC in blocks_of(sums, sizes)]
-    counts = [float(G_DD[-1, -1]) for G_DD, _ in blocks]
+    squares_C, counts = sums[SQUARES], [float(sums[GRAM][end - 1]) for end in _ends(sizes)]
     whole_numbers = [*counts, *squares_C.tolist()] if classes else counts
     if any(number < 0 or number != round(number) for number in whole_numbers) or (sums[ERRORS] < 0).any():
         raise UpdateRefused(f"{who} has sums that no samples can have: a count, or an error of its models, is impossible")
     if len(set(counts)) > 1:
         raise UpdateRefused(f"{who} has sums that no samples can have: its kinds of features are not of as many samples")
-    fits = all(torch.equal(B_DC[-1], squares_C) for _, B_DC in blocks)  # the row of the constant
+    fits = all(torch.equal(sums[CROSS][place.stop - 1], squares_C) for place in places_of(sizes))  # the row of the constant
     if classes and not (fits and float(squares_C.sum()) == counts[0]):
         number = f"{counts[0]:,.0f}"
         raise UpdateRefused(f"{who} has sums that no samples can have: the samples of its classes are not {number} in all")
-    if not all(_is_possible(G_DD, B_DC, squares_C, classes) for G_DD, B_DC in blocks):
+    is_known = earlier is not None and are_same(sums, earlier)
+    if not is_known and not all(_is_possible(G_DD, B_DC, squares_C, classes) for _, G_DD, B_DC in blocks_of(sums, sizes)):
         raise UpdateRefused(f"{who} has sums that no samples can have: they are not positive semi-definite together")
 
 

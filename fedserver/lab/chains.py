@@ -15,6 +15,8 @@ from attune.common.methods.ridge import sizes_of
 from attune.common.methods.settings.aggregators import AggregatorSettings, ClosedFormSettings
 from attune.common.plan import Plan
 from attune.common.task import TaskName
+from attune.fedserver.lab.aggregators.base import Vault
+from attune.fedserver.lab.aggregators.closed_form import earlier_sums
 from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, SumsCheck
 from attune.fedserver.lab.client_noise import ClientNoise, home_key
 from attune.fedserver.ports.blobs import Blobs
@@ -27,10 +29,12 @@ def chain_of(
     noise: ClientNoise | None,
     task: TaskName,
     values: Mapping[str, Tensor],
+    vault: Vault,
 ) -> Chain:
     """Return the transforms of a part: bounds within a cohort, checks on arrival, those of the plan, and the encoding.
 
-    With `noise`, clipping and noise take the place of the bounds. `values` are the part's tensors before round 1.
+    With `noise`, clipping and noise take the place of the bounds. `values` are the part's tensors before round 1;
+    `vault` has those of later rounds.
     """
     said_above = max(settings.bound, settings.bound_change)  # clipping changes half of a cohort in every round: that is no news
     bounds: list[Transform] = [
@@ -39,7 +43,10 @@ def chain_of(
     ]
     checks: list[Transform] = [NormLimit(), FiniteCheck(), ShapeCheck()]
     if isinstance(settings, ClosedFormSettings):
-        checks = [SumsCheck(task, sizes_of(values)), *checks[1:]]  # sums are no change, whose norm has a limit
+        checks = [
+            SumsCheck(task, sizes_of(values), partial(earlier_sums, vault)),
+            *checks[1:],
+        ]  # sums are no change, whose norm has a limit
     return Chain(
         [
             *(bounds if noise is None else [noise]),

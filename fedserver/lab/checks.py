@@ -25,6 +25,7 @@ from attune.common.task import TaskName
 from attune.common.wire.tensors import (
     BLOCK,
     DTYPES,
+    Tensors,
     TensorSource,
     TensorView,
     WatchedTensors,
@@ -83,12 +84,15 @@ class SumsCheck(Unchanged):
 
     name = "sums"
 
-    def __init__(self, task: TaskName, sizes: Sequence[int]) -> None:
-        self._classes, self._sizes = task == "classes", sizes
+    def __init__(self, task: TaskName, sizes: Sequence[int], earlier: Callable[[str], Tensors]) -> None:
+        self._classes, self._sizes, self._earlier = task == "classes", sizes, earlier
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
+        def check() -> None:
+            check_sums(dict(update.source), self._sizes, self._classes, context.who, self._earlier(context.client))
+
         if not isinstance(update.tensors, SealedTensors):  # of sealed ones the sum is checked
-            context.at_end.append(lambda: check_sums(dict(update.source), self._sizes, self._classes, context.who))
+            context.at_end.append(check)
         return update
 
 

@@ -105,7 +105,8 @@ class Engine:
         of = {part: {name: value for name, value in tensors_of(model).items() if assignment[name] == part} for part in parts}
         initial = of | ({SOLVED: nothing_served(plan)} if plan.closed_form else {})
         self._chains = {
-            part: chain_of(part, self._settings[part], transforms, self._noise, plan.task, initial[part]) for part in parts
+            part: chain_of(part, self._settings[part], transforms, self._noise, plan.task, initial[part], self._vaults[part])
+            for part in parts
         }
         self._norms: Norms = {}  # of the changes in earlier rounds
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ from attune.common.wire.blobs import Buffer
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import TensorSource, manifest_of
-from attune.fedserver.lab.aggregators.base import MemoryVault
-from attune.fedserver.lab.aggregators.closed_form import ClosedFormSums
+from attune.fedserver.lab.aggregators.base import MemoryVault, write
+from attune.fedserver.lab.aggregators.closed_form import OF, ClosedFormSums
 from attune.fedserver.lab.chains import chain_of
 from attune.fedserver.lab.checks import read_through
 from tests.common.secure.cohort import NAMES
@@ -169,18 +170,29 @@ class Held(TensorSource):
         return self._tensors[name].clone()
 
 
-def arrived(sums: dict[str, torch.Tensor]) -> None:
+def arrived(sums: dict[str, torch.Tensor], vault: MemoryVault | None = None) -> None:
     """Let the server take in these sums of eve."""
     context = ArrivalContext("eve", "attended", "eve's attended update", "", sums_manifest(3, [501]), None, True)
-    update = chain_of("attended", ClosedFormSettings(), {}, None, "classes", nothing_solved(3, [501])).on_arrival(
-        PartUpdate("eve", 6.0, Held(sums)), context
-    )
+    chain = chain_of("attended", ClosedFormSettings(), {}, None, "classes", nothing_solved(3, [501]), vault or MemoryVault())
+    update = chain.on_arrival(PartUpdate("eve", 6.0, Held(sums)), context)
     read_through(update.source)
     context.end()
 
 
 def test_honest_sums_arrive(sums: dict[str, torch.Tensor]) -> None:
     arrived(sums)
+
+
+def test_only_sums_that_the_server_holds_are_spared_a_check(sums: dict[str, torch.Tensor]) -> None:
+    """The same name, and sums that differ in one bit, do not do."""
+    vault, wrong = MemoryVault(), sums["gram"].clone()
+    write(vault, f"{OF}eve", sums)
+    with patch.object(torch.linalg, "cholesky_ex") as factor:
+        arrived({**sums, ERRORS: sums[ERRORS] + 1}, vault)
+    assert not factor.called
+    wrong[1] *= 100
+    with pytest.raises(UpdateRefused, match="not positive semi-definite"):
+        arrived({**sums, "gram": wrong}, vault)
 
 
 @pytest.mark.parametrize("factor", [-10.0, -1.0, 1.5, 100.0])

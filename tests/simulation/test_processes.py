@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedper, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedper"}, "round": {"evaluate_every": 1}})),
     "pfedme": ("clouds", {"method": {"name": "pfedme"}}),
     "fedtp+mcsa": ("digits", {"method": {"name": "fedtp+mcsa"}, "model": VIT}),
+    "analytic": ("digits", {"method": {"name": "analytic"}}),
     "fedavg, bf16": ("clouds", {"method": {"name": "fedavg"}, "round": {"encoding": "bf16"}}),
 }
 

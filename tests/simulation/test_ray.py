@@ -48,7 +48,7 @@ def cluster() -> Iterator[Any]:
     ray.shutdown()
 
 
-@pytest.mark.parametrize("case", ["fedper, sampled", "fedtp+mcsa"])
+@pytest.mark.parametrize("case", ["fedper, sampled", "fedtp+mcsa", "analytic"])
 def test_ray_has_the_bits_of_one_after_the_other(
     case: str, cluster: Any, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

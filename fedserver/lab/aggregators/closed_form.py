@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from statistics import fmean, stdev
 
 import torch
@@ -27,10 +28,13 @@ from attune.common.methods.ridge import (
     SQUARES,
     STRENGTH,
     STRENGTHS,
+    SUM_TENSORS,
     WEIGHT,
+    are_same,
     blocks_of,
     check_sums,
     is_alone_in_a_class,
+    rest_of,
     sizes_of,
     solved,
     squared_error,
@@ -38,15 +42,15 @@ from attune.common.methods.ridge import (
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.fedserver.core.voices import bounded
 from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
+from attune.fedserver.ports.blobs import Damaged
 
 START, TOTAL, OF = "start", "total", "sums/"  # keys in the vault; OF and a client's name: its latest sums, as they count
 MEMBERS = "members"  # the total as clients that are in one sum are served it
-SUMMED = (GRAM, CROSS, SQUARES)
-BlockSums = tuple[slice, Tensor, Tensor]  # as of blocks_of
 GROUPS = 10  # of clients that are left out together, to choose gamma
 CLEARLY = 3.0  # standard errors by which another block must be better than the first
 USUAL_STRENGTH = 1.0  # before devices have reported errors
 USUAL_GAMMA = GAMMAS[len(GAMMAS) // 2]
+MOST_SOLVED = 1 << 23  # numbers of weights that are remembered
 
 
 class ClosedFormSums:
@@ -56,7 +60,8 @@ class ClosedFormSums:
     fewer than FEWEST samples keeps the common weights; its strength is 0. So does one that is alone in a class, once it has
     reported errors of the others' weights. A client that has handed in nothing draws its own from the common weights. W is of
     all blocks of features, each with a gamma of its own. One block predicts: the clients' errors choose it together with the
-    strength. Memory: 3 + GROUPS squares of D x D numbers.
+    strength. Memory: 3 + GROUPS squares of D x D numbers, and MOST_SOLVED. Sums that a round does not change are neither added
+    up nor solved again.
 
     Where a round brings one sum of several clients (PartUpdate.members), the first such sum is the total for ever, and its
     clients take their own out of it. Later ones bring the errors of their weights.
@@ -71,8 +76,10 @@ class ClosedFormSums:
         carrier: Carrier = IN_TURN,
     ) -> None:
         self._vault = vault
-        self._read: tuple[Tensors, list[BlockSums]] | None = None  # the total
+        self._read: Tensors | None = None  # the total
         self._is_plain = False  # the total is of single sums, and stays so: a vault lists its keys once
+        self._is_summed = False  # the total is of all sums, and was made here
+        self._solved: dict[str, Tensor] = {}  # W by the total: without this client, and of all ("")
 
     def start(self, initial: Mapping[str, Tensor]) -> None:
         write(self._vault, START, initial)
@@ -94,25 +101,21 @@ class ClosedFormSums:
         if MEMBERS in keys:  # the sums stay in the federation
             known, public = self._vault.read(TOTAL), (WEIGHT, BLOCK, SIZES)
             return {name: known[name] if name in public else torch.zeros_like(known[name]) for name in known}
-        return _served(*self._known(), keep=True) if TOTAL in keys else START
+        return self._served("", keep=True) if TOTAL in keys else START
 
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
         """Yield W without each client's samples, and the strength."""
-        total, blocks = self._known()
+        total = self._known()
         keys = set(self._vault.keys())
         for client in clients:
-            own_sums = self._vault.read(f"{OF}{client}") if f"{OF}{client}" in keys else None
-            if own_sums is None:
-                yield client, _served(total, blocks)
-            elif float(own_sums[GRAM][-1]) < FEWEST or (own_sums[ERRORS].any() and is_alone_in_a_class(total, own_sums)):
-                yield client, _served(total, blocks, keep=True)
-            else:
-                own_blocks = blocks_of(own_sums, sizes_of(total))
-                rest = [
-                    (place, G - own_DD, B - own_DC)
-                    for (place, G, B), (_, own_DD, own_DC) in zip(blocks, own_blocks, strict=True)
-                ]
-                yield client, _served(total, rest)
+            if f"{OF}{client}" not in keys:
+                yield client, self._served("")
+                continue
+            own_sums, is_solved = self._vault.read(f"{OF}{client}"), client in self._solved
+            own_sums = own_sums if is_solved else dict(own_sums)  # of a file each is read once
+            is_few = not is_solved and float(own_sums[GRAM][-1]) < FEWEST
+            keep = is_few or (bool(own_sums[ERRORS].any()) and is_alone_in_a_class(total, own_sums))
+            yield client, self._served("", keep=True) if keep else self._served(client, own_sums)
 
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Keep the cohort's sums in place of its older ones, and make the total and the strengths anew.
@@ -126,15 +129,22 @@ class ClosedFormSums:
             return {}
         if counted[0].members:
             return self._close_sum(counted[0])
+        keys = set(self._vault.keys())
         for update in counted:
-            sums = {name: update.tensors[name] for name in (*SUMMED, ERRORS)}
+            key, sums = f"{OF}{update.client}", {name: update.tensors[name] for name in (*SUM_TENSORS, ERRORS)}
             share = min(1.0, update.weight / max(float(sums[GRAM][-1]), 1.0))
-            write(self._vault, f"{OF}{update.client}", {name: tensor * share for name, tensor in sums.items()})
-        total, groups, errors = self._summed()
-        sizes = self._sizes()
-        gammas, (block, strength) = _gammas(total, groups, sizes), _choice(errors)
+            sums = {name: tensor * share for name, tensor in sums.items()} if share < 1 else sums
+            self._is_summed = self._is_summed and key in keys and are_same(sums, self._vault.read(key))
+            write(self._vault, key, sums)
+        sizes, before = self._sizes(), self._vault.read(TOTAL) if self._is_summed else None
+        if before is None:
+            total, groups = self._summed()
+            gammas, self._solved = _gammas(total, groups, sizes), {}
+        else:
+            total, gammas = {name: before[name] for name in SUM_TENSORS}, before[GAMMA].tolist()
+        block, strength = _choice({key.removeprefix(OF): self._vault.read(key)[ERRORS] for key in self._keys_of_sums()})
         write(self._vault, TOTAL, total | _chosen(sizes, gammas, block, strength))
-        self._read = None
+        self._read, self._is_summed = None, True
         return _figures(gammas, block, strength)
 
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
@@ -143,7 +153,7 @@ class ClosedFormSums:
 
     def _close_sum(self, update: PartUpdate) -> dict[str, float]:
         """Keep the one sum of several clients; or choose strengths and block by the sum of their errors."""
-        who, sums = f"the sum of {len(update.members)} devices", {name: update.tensors[name] for name in (*SUMMED, ERRORS)}
+        who, sums = f"the sum of {len(update.members)} devices", {name: update.tensors[name] for name in (*SUM_TENSORS, ERRORS)}
         sizes = self._sizes()
         try:
             check_sums(sums, sizes, False, who)
@@ -159,40 +169,58 @@ class ClosedFormSums:
         block, strength = _choice({who: error_nGL[torch.arange(len(sizes)), best_n, 1:]})
         total = sums if is_first else self._vault.read(TOTAL)
         served = {GRAM: total[GRAM], CROSS: total[CROSS], **_chosen(sizes, gammas, block, strength)}
-        served |= _served(served, list(blocks_of(served, sizes)))
+        served[WEIGHT] = _weights(served, served)
         for key, counts in ((TOTAL, 0.0), (MEMBERS, 1.0)):
             write(self._vault, key, served | {COUNTED: torch.tensor(counts, dtype=torch.float64)})
         return _figures(gammas, block, strength)
 
-    def _summed(self) -> tuple[Tensors, list[Tensors], dict[str, Tensor]]:
-        """Return the total, the sums of each group of clients, and each client's errors."""
-        total, groups, errors = dict[str, Tensor](), list[Tensors](), dict[str, Tensor]()
-        for place, key in enumerate(sorted(key for key in self._vault.keys() if key.startswith(OF))):  # noqa: SIM118
+    def _keys_of_sums(self) -> list[str]:
+        return sorted(key for key in self._vault.keys() if key.startswith(OF))  # noqa: SIM118
+
+    def _summed(self) -> tuple[Tensors, list[Tensors]]:
+        """Return the total, and the sums of each group of clients."""
+        total, groups = dict[str, Tensor](), list[Tensors]()
+        for place, key in enumerate(self._keys_of_sums()):
             sums = self._vault.read(key)
             if place < GROUPS:
-                groups.append({name: torch.zeros_like(sums[name]) for name in SUMMED})
-            for name in SUMMED:
+                groups.append({name: torch.zeros_like(sums[name]) for name in SUM_TENSORS})
+            total = total or {name: torch.zeros_like(sums[name]) for name in SUM_TENSORS}
+            for name in SUM_TENSORS:
                 tensor = sums[name]
-                total[name] = total.get(name, torch.zeros_like(tensor)) + tensor
+                total[name] += tensor
                 groups[place % GROUPS][name] += tensor
-            errors[key.removeprefix(OF)] = sums[ERRORS]
-        return total, groups, errors
+        return total, groups
 
-    def _known(self) -> tuple[Tensors, list[BlockSums]]:
+    def _known(self) -> Tensors:
         if self._read is None:
-            total = dict(self._vault.read(TOTAL))
-            self._read = total, list(blocks_of(total, sizes_of(total)))
+            self._read = dict(self._vault.read(TOTAL))
         return self._read
+
+    def _served(self, client: str, own_sums: Mapping[str, Tensor] | None = None, keep: bool = False) -> Tensors:
+        """Return W of the total without a client's sums (None: of all), and the choices; with `keep` the strength is 0."""
+        total = self._known()
+        W_CD = self._solved.get(client)
+        if W_CD is None:
+            W_CD = _weights(total, total if own_sums is None else rest_of(total, own_sums))
+            if (1 + len(self._solved)) * W_CD.numel() <= MOST_SOLVED:
+                self._solved[client] = W_CD
+        return {WEIGHT: W_CD, STRENGTH: total[STRENGTH] * (not keep), BLOCK: total[BLOCK], SIZES: total[SIZES]}
 
     def _sizes(self) -> list[int]:
         return sizes_of(self._vault.read(START))
 
 
-def _served(total: Mapping[str, Tensor], blocks: Sequence[BlockSums], keep: bool = False) -> Tensors:
-    """Return what clients are served of the total, or of these blocks of it. With `keep` they draw no weights of their own."""
-    weights = [solved(G_DD, B_DC, gamma) for gamma, (_, G_DD, B_DC) in zip(total[GAMMA].tolist(), blocks, strict=True)]
-    strength = total[STRENGTH] * (not keep)
-    return {WEIGHT: torch.cat(weights, dim=1), STRENGTH: strength, BLOCK: total[BLOCK], SIZES: total[SIZES]}
+def earlier_sums(vault: Vault, client: str) -> Tensors:
+    """Return the sums that the server holds of a client; empty: none, or a file that must be made again."""
+    with suppress(KeyError, Damaged):
+        return dict(vault.read(f"{OF}{client}"))
+    return {}
+
+
+def _weights(total: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> Tensor:
+    """Return W (C, D) that follows from these sums, by the strengths of the total."""
+    pairs = zip(total[GAMMA].tolist(), blocks_of(sums, sizes_of(total)), strict=True)
+    return torch.cat([solved(G_DD, B_DC, gamma) for gamma, (_, G_DD, B_DC) in pairs], dim=1)
 
 
 def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str, Tensor]]]) -> list[tuple[str, int, float]]:
@@ -203,11 +231,12 @@ def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str,
     It is of the block that predicts.
     """
     sizes, block, rows = sizes_of(total), int(total[BLOCK]), []
-    gamma, (_, G_DD, B_DC) = float(total[GAMMA][block]), list(blocks_of(total, sizes))[block]
+    gamma = float(total[GAMMA][block])
     for client, own_sums in sums:
-        _, own_DD, own_DC = list(blocks_of(own_sums, sizes))[block]
-        squares_C = own_sums[SQUARES]
-        W_CD = solved(G_DD - own_DD, B_DC - own_DC, gamma)
+        (_, own_DD, own_DC), (_, rest_DD, rest_DC) = (
+            list(blocks_of(of, sizes))[block] for of in (own_sums, rest_of(total, own_sums))
+        )
+        squares_C, W_CD = own_sums[SQUARES], solved(rest_DD, rest_DC, gamma)
         squares = max(float(squares_C.sum()), torch.finfo(torch.float64).tiny)
         misfit = squared_error(W_CD, own_DD, own_DC, squares_C) / squares
         rows.append((client, round(float(own_DD[-1, -1])), misfit))
@@ -233,10 +262,9 @@ def _gammas(total: Tensors, groups: Sequence[Tensors], sizes: Sequence[int]) -> 
     if len(groups) < 2:
         return [USUAL_GAMMA] * len(sizes)
     error_nG = torch.zeros(len(sizes), len(GAMMAS), dtype=torch.float64)
-    wholes = list(blocks_of(total, sizes))
     for group in groups:
-        for block, ((_, G_DD, B_DC), (_, own_DD, own_DC)) in enumerate(zip(wholes, blocks_of(group, sizes), strict=True)):
-            rest_DD, rest_DC = G_DD - own_DD, B_DC - own_DC
+        pairs = zip(blocks_of(rest_of(total, group), sizes), blocks_of(group, sizes), strict=True)
+        for block, ((_, rest_DD, rest_DC), (_, own_DD, own_DC)) in enumerate(pairs):
             for place, gamma in enumerate(GAMMAS):
                 error_nG[block, place] += squared_error(solved(rest_DD, rest_DC, gamma), own_DD, own_DC, group[SQUARES])
     return [GAMMAS[place] for place in error_nG.argmin(dim=1).tolist()]

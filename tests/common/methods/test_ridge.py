@@ -17,12 +17,12 @@ from attune.common.methods.ridge import (
     STRENGTHS,
     blocks_of,
     check_sums,
+    lower,
     solved,
     squared_error,
     sums_manifest,
     sums_of,
     targets_of,
-    whole,
 )
 from attune.common.models.registry import build, default_spec
 from attune.common.wire.tensors import manifest_of
@@ -48,7 +48,7 @@ def test_weights_of_two_samples_by_hand():
     assert made[GRAM].tolist() == [2, 0, 2]
     assert made[CROSS].tolist() == [[2], [4]]
     assert made[SQUARES].tolist() == [10]
-    G_DD = whole(made[GRAM], 2)
+    G_DD = lower(made[GRAM], 2)
     assert G_DD.tolist() == [[2, 0], [0, 2]]
     W_CD = solved(G_DD, made[CROSS], 2.0)
     assert W_CD.tolist() == [[0.5, 1.0]]
@@ -70,9 +70,9 @@ def test_any_split_of_the_samples_has_the_pooled_weights(seed: int, samples: int
     total = {name: sum(sums(Z_ND[part], T_NC[part])[name] for part in parts) for name in (GRAM, CROSS, SQUARES)}
     Z, T = Z_ND.numpy(), T_NC.numpy()
     pooled = np.linalg.solve(Z.T @ Z + 0.1 * np.eye(4), Z.T @ T).T  # another library, from the samples
-    W_CD = solved(whole(total[GRAM], 4), total[CROSS], 0.1)
+    W_CD = solved(lower(total[GRAM], 4), total[CROSS], 0.1)
     np.testing.assert_allclose(W_CD.numpy(), pooled, rtol=0, atol=1e-10)
-    error = squared_error(W_CD, whole(total[GRAM], 4), total[CROSS], total[SQUARES])
+    error = squared_error(W_CD, lower(total[GRAM], 4), total[CROSS], total[SQUARES])
     assert error == pytest.approx(np.square(T - Z @ pooled.T).sum(), abs=1e-8)
 
 
@@ -156,7 +156,7 @@ def test_sums_of_several_blocks_are_those_of_each_block(seed: int, samples: int,
     together = sums_of(torch.cat([Z_ND for Z_ND, _ in parts], dim=1), T_NC, sizes)
     for (_, G_DD, B_DC), (Z_ND, _) in zip(blocks_of(together, sizes), parts, strict=True):
         alone = sums_of(Z_ND, T_NC, [Z_ND.shape[1]])
-        torch.testing.assert_close(G_DD, whole(alone[GRAM], Z_ND.shape[1]))
+        torch.testing.assert_close(G_DD, lower(alone[GRAM], Z_ND.shape[1]))
         torch.testing.assert_close(B_DC, alone[CROSS])
     errors = torch.zeros(len(sizes), len(STRENGTHS), dtype=torch.float64)
     check_sums({**together, ERRORS: errors}, sizes, True, WHO)

@@ -30,6 +30,7 @@ from attune.fedclient.model.model_info import ModelInfo
 from attune.fedserver.core.planning import make_plan, resolve
 
 TINY = {"vit": {"width": 8, "heads": 2, "depth": 1, "patch": 2}, "mlr": {}, "dnn": {}}
+CLOSED = [("tabular", "closed-form", False)]
 SHAPES = {"images": (4, 6, 1), "tabular": (5,), "series": (6, 3), "tokens": (7,)}
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
@@ -45,6 +46,8 @@ def finished(folder, kind="tabular", architecture="dnn", blend=False, method="fe
     weights = {"personalized": 0.75, "local": 0.25} if blend else {}
     info = ModelInfo("a", "f", method, {}, spec, ["x", "y", "z"], TrainSettings(), standardiser=standard, weights=weights)
     tensors = {name: tensors_of(build(spec, seed)) for seed, name in enumerate(weights or {"personalized": 1.0})}
+    if architecture == "closed-form":  # which begins with zeros
+        tensors["personalized"]["head.weight"].normal_(generator=torch.Generator().manual_seed(0))
     return Model.load(artifact.save(folder / "model", info, tensors))
 
 
@@ -54,7 +57,7 @@ def labels_by(run, path, x, model):
 
 @pytest.mark.parametrize(
     ("kind", "architecture", "blend"),
-    [("tabular", "dnn", False), ("images", "vit", True), ("series", "mlr", False), ("series", "convnet", False)],
+    [("tabular", "dnn", False), ("images", "vit", True), ("series", "mlr", False), ("series", "convnet", False), *CLOSED],
 )
 def test_a_torch_program_predicts_as_the_model_for_any_number_of_samples(tmp_path, kind, architecture, blend):
     model = finished(tmp_path, kind, architecture, blend)
@@ -69,7 +72,7 @@ def test_a_torch_program_predicts_as_the_model_for_any_number_of_samples(tmp_pat
 @needs_onnx
 @pytest.mark.parametrize(
     ("kind", "architecture", "blend"),
-    [("tabular", "dnn", True), ("images", "vit", False), ("images", "convnet", False), ("series", "convnet", False)],
+    [("tabular", "dnn", True), ("images", "vit", False), ("images", "convnet", False), ("series", "convnet", False), *CLOSED],
 )
 def test_an_onnx_file_predicts_as_the_model(tmp_path, kind, architecture, blend):
     model = finished(tmp_path, kind, architecture, blend)

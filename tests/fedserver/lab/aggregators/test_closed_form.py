@@ -29,6 +29,7 @@ from attune.common.methods.ridge import (
     targets_of,
 )
 from attune.common.methods.settings.aggregators import ClosedFormSettings
+from attune.fedserver.lab.aggregators import closed_form
 from attune.fedserver.lab.aggregators.base import MemoryVault, Tensors
 from attune.fedserver.lab.aggregators.closed_form import FEWEST, OF, TOTAL, USUAL_STRENGTH, ClosedFormSums, left_out
 
@@ -135,6 +136,22 @@ def test_the_newest_sums_of_a_client_take_the_place_of_older_ones():
     for client in ("ann", "bob", "cid", "dora"):
         first, second = served(one, client)[client], served(two, client)[client]
         assert all(torch.equal(first[name], second[name]) for name in first), client
+
+
+def test_sums_that_a_round_does_not_change_are_not_solved_again():
+    """A new process solves them to the same bits. Two clients that exchange their samples change no bit of the total."""
+    vault, fleet, errors = MemoryVault(), {"ann": samples(0, 12), "bob": samples(1, 13)}, [1.0] * len(STRENGTHS)
+    made = aggregator(vault)
+    made.close_round([update(client, of) for client, of in fleet.items()])
+    first = served(made, *fleet)
+    with patch.object(closed_form, "solved") as solving:
+        made.close_round([update(client, of, errors) for client, of in fleet.items()])
+        again = served(made, *fleet)
+    assert not solving.called
+    restarted = served(aggregator(vault), *fleet)
+    assert all(torch.equal(again[client][name], restarted[client][name]) for client in fleet for name in (WEIGHT, STRENGTH))
+    made.close_round([update("ann", fleet["bob"]), update("bob", fleet["ann"])])
+    assert torch.equal(served(made, "ann")["ann"][WEIGHT], first["bob"][WEIGHT])
 
 
 def test_the_vault_is_not_listed_for_each_client():
