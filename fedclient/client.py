@@ -14,7 +14,6 @@ from attune.common.aio import run_blocking
 from attune.common.errors import NotEnrolled, SettingError
 from attune.common.identity.names import check_name
 from attune.common.supervisor import supervised
-from attune.common.torch_state import plain_torch
 from attune.fedclient.address import CONNECT_TIMEOUT_S, Proxy, ServerAddress, store_origin
 from attune.fedclient.console import Console
 from attune.fedclient.data import findings
@@ -38,23 +37,38 @@ if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
 
 
-def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None) -> Path:
+def run(
+    options: DeviceOptions,
+    console: Console,
+    shard: LazyShard | None = None,
+    device: Callable[..., Device] = Device,
+    process: str = "",
+) -> Path:
     """Run one device until its federation is over, and return the path of the finished model.
 
     Args:
         options: The device's options.
         console: Console for its output.
         shard: Its data; None: those of the options.
+        device: Makes the runner.
+        process: Same as for GrpcLink.
 
     Raises:
         AttuneError: The error that ended it.
     """
-    home = DeviceHome(options.home or homes.device_home(options.server.host, options.server.port, options.data))
+    from attune.common.torch_state import plain_torch
+
+    home = home_of(options)
     if shard is None and options.table.proposes:
         shard = LazyShard.on_disk(options.data, options.table, home.held_rows())
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
     with home.locked(), plain_torch(), Worker() as worker:
-        return run_blocking(_supervised(live(options, shard, home, console, worker), console))
+        return run_blocking(_supervised(live(options, shard, home, console, worker, device, process), console))
+
+
+def home_of(options: DeviceOptions) -> DeviceHome:
+    """Return the home of a device that is alone in its process."""
+    return DeviceHome(options.home or homes.device_home(options.server.host, options.server.port, options.data))
 
 
 async def _supervised(life: Coroutine[Any, Any, Path], console: Console) -> Path:
@@ -62,7 +76,15 @@ async def _supervised(life: Coroutine[Any, Any, Path], console: Console) -> Path
         return await life
 
 
-async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, console: Console, worker: Worker) -> Path:
+async def live(
+    options: DeviceOptions,
+    shard: LazyShard,
+    home: DeviceHome,
+    console: Console,
+    worker: Worker,
+    device: Callable[..., Device] = Device,
+    process: str = "",
+) -> Path:
     """Run a device whose home is locked. Other devices may share the worker. Errors are those of `run`."""
     console.say(shard.read)
     changed = home.compare_shard(
@@ -72,11 +94,19 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
         console.say(line)
     identity = await identity_of(options, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
-    allowance = Allowance(options.resources.bytes_per_s)
-    route = DirectRoute(options.direct_hosts, console.say, proxy=options.server.proxy)
-    link = GrpcLink(options.server, identity, home.keep, allowance, log=DisclosureLog(home.path), route=route)
-    await Device(options, shard, FolderStore(home), link, console, worker).run()
+    link = link_of(options, identity, home, console.say, process)
+    await device(options, shard, FolderStore(home), link, console, worker).run()
     return home.model
+
+
+def link_of(
+    options: DeviceOptions, identity: Identity, home: DeviceHome, say: Callable[[str], None], process: str = ""
+) -> GrpcLink:
+    """Return the device's way to its server. `process`: same as for GrpcLink."""
+    allowance = Allowance(options.resources.bytes_per_s)
+    route = DirectRoute(options.direct_hosts, say, proxy=options.server.proxy)
+    log = DisclosureLog(home.path)
+    return GrpcLink(options.server, identity, home.keep, allowance, log=log, route=route, process=process)
 
 
 async def identity_of(options: DeviceOptions, home: DeviceHome, say: Callable[[str], None]) -> Identity:

@@ -13,14 +13,13 @@ import random
 import threading
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from attune.common.errors import AttuneError, DiskFull, HomeMismatch, NoModel, Replaced, TooMany, Unreachable, WireError
-from attune.common.exchange.messages import Order
+from attune.common.exchange.messages import Hello, Order
 from attune.common.faults import fail_at
 from attune.common.models.options import cautions
 from attune.common.plan import Plan, closed_form_words, run_name, standardisation
@@ -36,7 +35,7 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.resource_limits import until_met
 from attune.fedclient.store import Store
 from attune.fedclient.work.executor import HostLost, Work
-from attune.fedclient.work.worker import LearnerSlot, Worker
+from attune.fedclient.work.worker import LearnerSlot, OrderInProgress, Worker
 
 if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
@@ -44,16 +43,6 @@ if TYPE_CHECKING:
 FULL = "the disk of this device is full: free some space there, then start it again"
 PROGRESS_S = 1.0
 RENEWAL_LOOK_S = 10.0  # between two checks whether to renew the certificate; certificates may live a minute
-
-
-@dataclass
-class OrderInProgress:
-    """The order being worked on, or the result being handed in."""
-
-    task: asyncio.Task[None]
-    stop: threading.Event = field(default_factory=threading.Event)
-    deadline: asyncio.TimerHandle | None = None  # on the loop's clock, which is monotonic
-    begun: float = field(default_factory=time.monotonic)
 
 
 class Device:
@@ -90,7 +79,7 @@ class Device:
             self.stream = self._spawn(self._stream(0.0))
             self._spawn(self._keep_renewed())
             while True:
-                event = await self.events.get()
+                event = await self._next_event()
                 if isinstance(event, BaseException):
                     raise event
                 for effect in self.session.on(event):
@@ -99,10 +88,20 @@ class Device:
                     await self._perform(effect)
         finally:
             self._stop_job()
-            for task in self.tasks:
-                task.cancel()
-            await asyncio.gather(*self.tasks, return_exceptions=True)
-            await self.link.close()
+            await self._end()
+
+    async def _end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.link.close()
+
+    async def _next_event(self) -> messages.Event | BaseException:
+        return await self.events.get()
+
+    async def _hello(self) -> Hello:
+        book = await asyncio.to_thread(book_of, self.store)
+        return hello_of(self.options, self.shard, self.empty, not book.samples)
 
     async def _perform(self, effect: messages.Effect) -> None:
         match effect:
@@ -173,8 +172,7 @@ class Device:
 
         try:
             await self._renew()
-            book = await asyncio.to_thread(book_of, self.store)
-            await self.link.control(hello_of(self.options, self.shard, self.empty, not book.samples), handle)
+            await self.link.control(await self._hello(), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
