@@ -37,21 +37,13 @@ if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
 
 
-def run(
-    options: DeviceOptions,
-    console: Console,
-    shard: LazyShard | None = None,
-    device: Callable[..., Device] = Device,
-    process: str = "",
-) -> Path:
+def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None) -> Path:
     """Run one device until its federation is over, and return the path of the finished model.
 
     Args:
         options: The device's options.
         console: Console for its output.
         shard: Its data; None: those of the options.
-        device: Makes the runner.
-        process: Same as for GrpcLink.
 
     Raises:
         AttuneError: The error that ended it.
@@ -63,7 +55,7 @@ def run(
         shard = LazyShard.on_disk(options.data, options.table, home.held_rows())
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
     with home.locked(), plain_torch(), Worker() as worker:
-        return run_blocking(_supervised(live(options, shard, home, console, worker, device, process), console))
+        return run_blocking(_supervised(live(options, shard, home, console, worker), console))
 
 
 def home_of(options: DeviceOptions) -> DeviceHome:
@@ -76,15 +68,7 @@ async def _supervised(life: Coroutine[Any, Any, Path], console: Console) -> Path
         return await life
 
 
-async def live(
-    options: DeviceOptions,
-    shard: LazyShard,
-    home: DeviceHome,
-    console: Console,
-    worker: Worker,
-    device: Callable[..., Device] = Device,
-    process: str = "",
-) -> Path:
+async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, console: Console, worker: Worker) -> Path:
     """Run a device whose home is locked. Other devices may share the worker. Errors are those of `run`."""
     console.say(shard.read)
     changed = home.compare_shard(
@@ -94,19 +78,12 @@ async def live(
         console.say(line)
     identity = await identity_of(options, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
-    link = link_of(options, identity, home, console.say, process)
-    await device(options, shard, FolderStore(home), link, console, worker).run()
-    return home.model
-
-
-def link_of(
-    options: DeviceOptions, identity: Identity, home: DeviceHome, say: Callable[[str], None], process: str = ""
-) -> GrpcLink:
-    """Return the device's way to its server. `process`: same as for GrpcLink."""
     allowance = Allowance(options.resources.bytes_per_s)
-    route = DirectRoute(options.direct_hosts, say, proxy=options.server.proxy)
+    route = DirectRoute(options.direct_hosts, console.say, proxy=options.server.proxy)
     log = DisclosureLog(home.path)
-    return GrpcLink(options.server, identity, home.keep, allowance, log=log, route=route, process=process)
+    link = GrpcLink(options.server, identity, home.keep, allowance, log=log, route=route, process=options.process)
+    await Device(options, shard, FolderStore(home), link, console, worker).run()
+    return home.model
 
 
 async def identity_of(options: DeviceOptions, home: DeviceHome, say: Callable[[str], None]) -> Identity:

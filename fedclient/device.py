@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, HomeMismatch, NoModel, Replaced, TooMany, Unreachable, WireError
 from attune.common.exchange.messages import Hello, Order
 from attune.common.faults import fail_at
@@ -63,6 +64,8 @@ class Device:
         self.last_contact, self.last_progress = time.monotonic(), 0.0
         self.empty = False  # nothing of the run is left here, and the server is told
         self.tasks: set[asyncio.Task[None]] = set()
+        for event in options.woken_by:
+            self.events.put_nowait(event)
 
     def __repr__(self) -> str:
         return f"<Device {self.link.name}: {self.session}>"
@@ -88,15 +91,18 @@ class Device:
                     await self._perform(effect)
         finally:
             self._stop_job()
-            await self._end()
-
-    async def _end(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        await self.link.close()
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+            await self.link.close()
 
     async def _next_event(self) -> messages.Event | BaseException:
+        while self.options.rest_s:
+            with contextlib.suppress(TimeoutError):
+                async with aio.timeout(self.options.rest_s):
+                    return await self.events.get()
+            if self.link.open.is_set() and len(self.tasks) <= 2:  # the stream, and the look at the certificate
+                raise messages.Rested(self.session, await self._hello())
         return await self.events.get()
 
     async def _hello(self) -> Hello:
@@ -156,8 +162,6 @@ class Device:
         except Exception as error:
             await self.events.put(error)
 
-    # --- the control stream --------------------------------------------------------------------------------------------
-
     async def _stream(self, after_s: float) -> None:
         """Wait `after_s` with jitter, then keep one control stream until it ends."""
         await asyncio.sleep(after_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, so that devices do not reconnect at once)
@@ -205,8 +209,6 @@ class Device:
                 raise
             # The old certificate is good for another third of its life; the next connection asks again.
             self.console.say(f"cannot renew this device's certificate yet: {broken}")
-
-    # --- work ----------------------------------------------------------------------------------------------------------
 
     async def _prepare(self, plan_json: bytes) -> None:
         try:
