@@ -108,20 +108,18 @@ def receive(end: Ends) -> Any:
     for size in sizes:
         starts.append(total)
         total += -(-size // ALIGNED) * ALIGNED
-    room = _room(total) if sizes else memoryview(b"")
+    if not sizes:
+        return unpacked(pickled, [])
+    import torch
+
+    room = torch.empty(total, dtype=torch.uint8).numpy().data
     places = [room[start : start + size] for start, size in zip(starts, sizes, strict=True)]
     if sum(sizes) <= JOINED:
-        _fill(places, end.recv_bytes() if places else b"")
+        _fill(places, end.recv_bytes())
     else:
         for place in places:
             place[:] = end.recv_bytes()
     return unpacked(pickled, places)
-
-
-def _room(size: int) -> memoryview:
-    import torch
-
-    return torch.empty(size, dtype=torch.uint8).numpy().data
 
 
 def _fill(places: Sequence[memoryview], data: bytes) -> None:
