@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import threading
+import traceback
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -98,6 +99,8 @@ def main(descriptor: int) -> NoReturn:
     except Exception as error:
         from attune.fedclient.work.processes.hosted import portable
 
+        if not isinstance(error, (messages.Rested, AttuneError, OSError)):
+            traceback.print_exc()  # the other process only knows what is raised here
         console.relay(portable(error))
     os._exit(0)  # to tear down torch takes longer than a device should be away
 
