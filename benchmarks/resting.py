@@ -1,7 +1,8 @@
 """Memory of a waiting device: `python -m benchmarks.resting --out FILE`.
 
 A real `fedclient` and a real `fedserver` are connected over mutual TLS. The server is paused after a round, so the device waits
-between two orders. Memory is the proportional set size (PSS) of all processes of the device, from /proc/PID/smaps_rollup:
+between two orders. Memory is that of all processes of the device, from /proc/PID/smaps_rollup: in PSS, pages that several
+processes of the machine share count by their shares, and in RSS wholly:
 10 s after an order, and after the device may rest. Then rounds go on: how long until the device has done the next order? In
 `first_order_s` is the start of the device.
 """
@@ -29,10 +30,10 @@ DONE_S, LOOK_S = 120.0, 0.02
 SETTLED_S = 10.0
 
 
-def pss_bytes(pids: Sequence[int]) -> int:
-    """Return the proportional set size of these processes."""
+def memory_mb(pids: Sequence[int], key: str) -> float:
+    """Return the sum of Pss, or of Rss, of these processes."""
     lines = [line for pid in pids for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return round(sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")) / 1e6, 1)
 
 
 def shard(folder: Path) -> Path:
@@ -47,7 +48,7 @@ def shard(folder: Path) -> Path:
 def waiting(device: Speaker) -> dict[str, Any]:
     """Return how many processes the device has, and their memory."""
     pids = tree(device.process.pid)
-    return {"processes": len(pids), "mb": round(pss_bytes(pids) / 1e6, 1)}
+    return {"processes": len(pids), "pss_mb": memory_mb(pids, "Pss"), "rss_mb": memory_mb(pids, "Rss")}
 
 
 def measured(work: Path, flags: Sequence[str], rest_s: float) -> dict[str, Any]:
