@@ -35,6 +35,12 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def tree(pid: int) -> list[int]:
+    """Return the ids of a process and of its running descendants."""
+    children = [int(child) for thread in Path(f"/proc/{pid}/task").iterdir() for child in _children(thread)]
+    return [pid, *(below for child in children for below in tree(child))]
+
+
 def tree_cpu_s(pid: int) -> float:
     """Return the user and system time of a process, of children that it has waited for, and of its running descendants."""
     try:

@@ -14,7 +14,6 @@ from attune.common.aio import run_blocking
 from attune.common.errors import NotEnrolled, SettingError
 from attune.common.identity.names import check_name
 from attune.common.supervisor import supervised
-from attune.common.torch_state import plain_torch
 from attune.fedclient.address import CONNECT_TIMEOUT_S, Proxy, ServerAddress, store_origin
 from attune.fedclient.console import Console
 from attune.fedclient.data import findings
@@ -50,12 +49,19 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
     Raises:
         AttuneError: The error that ended it.
     """
-    home = DeviceHome(options.home or homes.device_home(options.server.host, options.server.port, options.data))
+    from attune.common.torch_state import plain_torch
+
+    home = home_of(options)
     if shard is None and options.table.proposes:
         shard = LazyShard.on_disk(options.data, options.table, home.held_rows())
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
     with home.locked(), plain_torch(), Worker() as worker:
         return run_blocking(_supervised(live(options, shard, home, console, worker), console))
+
+
+def home_of(options: DeviceOptions) -> DeviceHome:
+    """Return the home of a device that is alone in its process."""
+    return DeviceHome(options.home or homes.device_home(options.server.host, options.server.port, options.data))
 
 
 async def _supervised(life: Coroutine[Any, Any, Path], console: Console) -> Path:
@@ -75,7 +81,8 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     allowance = Allowance(options.resources.bytes_per_s)
     route = DirectRoute(options.direct_hosts, console.say, proxy=options.server.proxy)
-    link = GrpcLink(options.server, identity, home.keep, allowance, log=DisclosureLog(home.path), route=route)
+    log = DisclosureLog(home.path)
+    link = GrpcLink(options.server, identity, home.keep, allowance, log=log, route=route, process=options.process)
     await Device(options, shard, FolderStore(home), link, console, worker).run()
     return home.model
 

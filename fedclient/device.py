@@ -13,14 +13,14 @@ import random
 import threading
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, HomeMismatch, NoModel, Replaced, TooMany, Unreachable, WireError
-from attune.common.exchange.messages import Order
+from attune.common.exchange.messages import Hello, Order
 from attune.common.faults import fail_at
 from attune.common.models.options import cautions
 from attune.common.plan import Plan, closed_form_words, run_name, standardisation
@@ -37,7 +37,7 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.resource_limits import until_met
 from attune.fedclient.store import Store
 from attune.fedclient.work.executor import HostLost, Work
-from attune.fedclient.work.worker import LearnerSlot, Worker
+from attune.fedclient.work.worker import LearnerSlot, OrderInProgress, Worker
 
 if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
@@ -45,16 +45,6 @@ if TYPE_CHECKING:
 FULL = "the disk of this device is full: free some space there, then start it again"
 PROGRESS_S = 1.0
 RENEWAL_LOOK_S = 10.0  # between two checks whether to renew the certificate; certificates may live a minute
-
-
-@dataclass
-class OrderInProgress:
-    """The order being worked on, or the result being handed in."""
-
-    task: asyncio.Task[None]
-    stop: threading.Event = field(default_factory=threading.Event)
-    deadline: asyncio.TimerHandle | None = None  # on the loop's clock, which is monotonic
-    begun: float = field(default_factory=time.monotonic)
 
 
 class Device:
@@ -75,6 +65,8 @@ class Device:
         self.last_contact, self.last_progress = time.monotonic(), 0.0
         self.empty = False  # nothing of the run is left here, and the server is told
         self.tasks: set[asyncio.Task[None]] = set()
+        for event in options.woken_by:
+            self.events.put_nowait(event)
 
     def __repr__(self) -> str:
         return f"<Device {self.link.name}: {self.session}>"
@@ -91,7 +83,7 @@ class Device:
             self.stream = self._spawn(self._stream(0.0))
             self._spawn(self._keep_renewed())
             while True:
-                event = await self.events.get()
+                event = await self._next_event()
                 if isinstance(event, BaseException):
                     raise event
                 for effect in self.session.on(event):
@@ -104,6 +96,19 @@ class Device:
                 task.cancel()
             await asyncio.gather(*self.tasks, return_exceptions=True)
             await self.link.close()
+
+    async def _next_event(self) -> messages.Event | BaseException:
+        while self.options.rest_s:
+            with contextlib.suppress(TimeoutError):
+                async with aio.timeout(self.options.rest_s):
+                    return await self.events.get()
+            if self.link.open.is_set() and len(self.tasks) <= 2:  # the stream, and the look at the certificate
+                raise messages.Rested(self.session, await self._hello())
+        return await self.events.get()
+
+    async def _hello(self) -> Hello:
+        book = await asyncio.to_thread(book_of, self.store)
+        return hello_of(self.options, self.shard, self.empty, not book.samples)
 
     async def _perform(self, effect: messages.Effect) -> None:
         match effect:
@@ -158,8 +163,6 @@ class Device:
         except Exception as error:
             await self.events.put(error)
 
-    # --- the control stream --------------------------------------------------------------------------------------------
-
     async def _stream(self, after_s: float) -> None:
         """Wait `after_s` with jitter, then keep one control stream until it ends."""
         await asyncio.sleep(after_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, so that devices do not reconnect at once)
@@ -174,8 +177,7 @@ class Device:
 
         try:
             await self._renew()
-            book = await asyncio.to_thread(book_of, self.store)
-            await self.link.control(hello_of(self.options, self.shard, self.empty, not book.samples), handle)
+            await self.link.control(await self._hello(), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -208,8 +210,6 @@ class Device:
                 raise
             # The old certificate is good for another third of its life; the next connection asks again.
             self.console.say(f"cannot renew this device's certificate yet: {broken}")
-
-    # --- work ----------------------------------------------------------------------------------------------------------
 
     async def _prepare(self, plan_json: bytes) -> None:
         try:

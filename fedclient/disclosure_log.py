@@ -86,7 +86,7 @@ class Disclosures(msgspec.Struct):
 
 
 class DisclosureLog:
-    """The log of one device. Only the process that holds the home's lock writes it.
+    """The log of one device. Only the process that holds the home's lock writes it; one that rested adds its last beats later.
 
     Args:
         home: The device's home.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,8 +29,10 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
 from attune.fedclient.store import Store
 from attune.fedclient.sum_book import OF_SAMPLES, SumBook, digest_of_text
-from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.worker import LearnerSlot, Worker
+
+if TYPE_CHECKING:
+    from attune.fedclient.work.orders import OrderStore
 
 
 def exchanges_of(

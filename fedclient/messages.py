@@ -16,6 +16,10 @@ class SmallerFormUnusable(Exception):
     """Error for a served value whose smaller form cannot be used. The value itself can still be fetched."""
 
 
+class Rested(Exception):
+    """Signal that a device had no work for a while: its session, and its first message on a new stream."""
+
+
 class Part(msgspec.Struct, frozen=True):
     """One blob of the update."""
 

@@ -12,6 +12,7 @@ from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.gate import NO_DEMANDS, PrivacyLimits
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
+from attune.fedclient.messages import Event
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
@@ -49,6 +50,9 @@ class DeviceOptions:
     resources: ResourceLimits = NO_BOUNDS  # what of the machine it may use, and when
     hooks: Hooks = NONE  # the device's own training and scores
     units: Literal["all", "none"] = "all"  # whether the server is told by a word if columns fit the schema's ranges
+    rest_s: float = 0.0  # without work, after which it raises Rested; 0: never
+    process: str = ""  # same as for GrpcLink
+    woken_by: tuple[Event, ...] = ()  # events that come before those of the stream
     table: ReadOptions = PLAIN  # where the data are a table: which column is what
 
     @property

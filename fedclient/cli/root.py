@@ -236,6 +236,10 @@ class DeviceCommands(ExtensibleGroup):
     help="In secure aggregation, trust devices with certificates of this authority, not the server's.",
 )
 @click.option("--signer", metavar="PEM", help="This device's key, and its certificate of --authority.")
+@click.option(
+    "--rest", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="S",
+    help="Wait in a small process after this many seconds without work; a new one trains. 0: never.",
+)  # fmt: skip
 @click.option("--stay", is_flag=True, help="After the last round, wait for the federation's next run.")
 @click.option(
     "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
@@ -255,7 +259,7 @@ def main(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _train(given: dict[str, Any]) -> None:
-    from attune.fedclient import shards
+    from attune.fedclient import resting, shards
     from attune.fedclient.client import Client
     from attune.fedclient.console import console
     from attune.fedclient.gate import PrivacyLimits
@@ -313,7 +317,9 @@ def _train(given: dict[str, Any]) -> None:
     for which in (signal.SIGINT, signal.SIGTERM):
         signal.signal(which, leave)
     try:
-        if fleet is None:
+        if fleet is None and given["rest"] and "torch" not in sys.modules and sys.platform != "win32":
+            resting.run(client.options, screen, given["rest"])
+        elif fleet is None:
             client.take_part(screen)
         else:
             _train_fleet(fleet, screen, given["executor"])

@@ -78,6 +78,7 @@ class GrpcLink:
         stall_s: How long a transfer may make no progress.
         log: Notes what is sent.
         route: The way of blobs past the server.
+        process: A word that tells this program from others with the same identity; empty: a new one.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class GrpcLink:
         stall_s: float = 60.0,
         log: DisclosureLog | None = None,
         route: DirectRoute | None = None,
+        process: str = "",
     ) -> None:
         self._route = route or DirectRoute((), lambda text: None)
         self.address, self.identity, self.stall_s, self._log = address, identity, stall_s, log
@@ -99,7 +101,7 @@ class GrpcLink:
         self._over = asyncio.Event()  # the present stream is gone
         self._pulse = Pulse()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._process = secrets.token_hex(8)
+        self._process = process or secrets.token_hex(8)
         self._no_renewal_before = 0.0  # on the monotonic clock
         self._wire = self._new_wire()
 

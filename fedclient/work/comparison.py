@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from attune.common.metrics import RivalMetrics
 from attune.common.statistics import Finding, Pair, pairs_of, verdict_on
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.measures import LOWEST
+
+if TYPE_CHECKING:
+    import torch
 
 Places = npt.NDArray[np.intp]
 
@@ -48,7 +49,7 @@ def compared(
     """
     gain_N = _differences(right, rival_right)
     counts: dict[str, float] = {names.better: int((gain_N > 0).sum()), names.worse: int((gain_N < 0).sum())}
-    if right.dtype == torch.bool and right.ndim == 1 and groups is None:
+    if not right.is_floating_point() and right.ndim == 1 and groups is None:
         return counts
     p = sign_flip(_by_group(gain_N, groups))
     gain_N = _differences(_within_lowest(right), _within_lowest(rival_right))
@@ -72,6 +73,8 @@ def _within_lowest(right: torch.Tensor) -> torch.Tensor:
     All distances from the best score, 1, shrink alike. One device with a model that diverged would otherwise hide all others in
     a mean of gains over devices.
     """
+    from attune.fedclient.work.measures import LOWEST
+
     scores = right.double()
     mean = float(scores.mean())
     return scores if mean >= LOWEST else 1 - (1 - scores) * ((1 - LOWEST) / (1 - mean))

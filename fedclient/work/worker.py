@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -124,6 +127,16 @@ def local_learner(
     from attune.fedclient.work.learner import make_learner
 
     return make_learner(plan, shard, name, orders, options)
+
+
+@dataclass
+class OrderInProgress:
+    """The order being worked on, or the result being handed in."""
+
+    task: asyncio.Task[None]
+    stop: threading.Event = field(default_factory=threading.Event)
+    deadline: asyncio.TimerHandle | None = None  # on the loop's clock, which is monotonic
+    begun: float = field(default_factory=time.monotonic)
 
 
 class LearnerSlot:

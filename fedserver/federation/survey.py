@@ -21,7 +21,7 @@ from attune.common.protocol import NOISY_STATISTICS, STATISTICS
 from attune.common.site_statistics import MOST_COLUMNS, SiteSketches, SiteSums
 from attune.common.text import clean, from_json
 from attune.fedserver.federation.masked_survey import MaskedSurvey
-from attune.fedserver.federation.streams import Streams
+from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.surveys.fleet_statistics import (
     FleetStatistics,
     centres_of,
@@ -35,6 +35,7 @@ from attune.fedserver.surveys.noisy_fleet import NoisyQuestions, noisy_fleet
 
 T = TypeVar("T")
 LONGEST_S = 600.0
+ASK_AGAIN_S = 0.2  # between two looks whether devices have new streams
 TOO_OLD = "its fedclient is too old to answer: update it"
 TOO_MUCH = "the answers of all devices together are too large: ask for fewer columns (--columns)"
 MOST_BYTES = 256 << 20  # of the answers in one pass
@@ -155,11 +156,17 @@ class Survey:
         """Ask these devices, and return the answers that come in time and pass the check, and why others have none."""
         self._id, self._awaited, self._reports, self._bytes = secrets.token_hex(8), set(names), {}, 0
         self._all_here.clear()
-        for name in names:
-            self._streams.send(name, replace(question, id=self._id))
+        asked: dict[str, Stream | None] = {}
         with contextlib.suppress(TimeoutError):
             async with aio.timeout(patience_s if names else 0):
-                await self._all_here.wait()
+                while not self._all_here.is_set():
+                    for name in self._awaited:  # again on a new stream, such as that of a device which has rested
+                        if asked.get(name) is not (stream := self._streams.get(name)):
+                            self._streams.send(name, replace(question, id=self._id))
+                        asked[name] = stream
+                    with contextlib.suppress(TimeoutError):
+                        async with aio.timeout(ASK_AGAIN_S):
+                            await self._all_here.wait()
         silent, self._awaited = dict.fromkeys(self._awaited, SILENT), set()
         answers, refused = await asyncio.to_thread(_read, self._reports, form, check)
         return answers, refused | silent

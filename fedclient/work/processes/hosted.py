@@ -81,7 +81,7 @@ class HostedLearners:
         try:
             return self._answer(request, progress, cancelled)
         except Exception as error:
-            return requests.RequestFailed(_portable(error))
+            return requests.RequestFailed(portable(error))
 
     def _answer(
         self, request: requests.HostRequest, progress: OnProgress, cancelled: Callable[[], bool]
@@ -117,7 +117,7 @@ class HostedLearners:
         )
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """Return the error, or one with its text if it cannot be sent."""
     try:
         unpacked(*packed(error))

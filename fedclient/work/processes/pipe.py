@@ -1,22 +1,41 @@
-"""Python objects between a process and its own helpers: pickled, with the bytes of tensors and arrays beside the pickle.
+"""Helper processes, and Python objects to and from them: pickled, with the bytes of tensors and arrays beside the pickle.
 
-Never between federation peers, never on disk: both ends are one program on one machine.
+Never between federation peers, never on disk: both ends are one program on one machine. torch is imported for tensors alone.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import pickle  # noqa: TID251 (never between peers, never on disk)
+import subprocess
+import sys
 from collections.abc import Sequence
-from typing import Any, Protocol
+from multiprocessing.connection import Connection, Pipe
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
-
-from attune.common.wire.tensors import bytes_of
+if TYPE_CHECKING:
+    import torch
 
 ALIGNED = 64  # bytes at which tensors begin, as torch itself would place them
 JOINED = 1 << 20  # bytes up to which buffers are copied together, so that a message is one write
+
+
+def start_helper(program: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a Python process that finds the same code, and return it and our end of a pipe.
+
+    It is not a process of multiprocessing: those import the parent's script again, so a script without a guard would run twice.
+
+    Args:
+        program: Its code; `sys.argv[1]` is the descriptor of its end.
+    """
+    mine, its = Pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(its.fileno())],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    its.close()
+    return process, mine
 
 
 class Ends(Protocol):
@@ -28,14 +47,19 @@ class Ends(Protocol):
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, given: object) -> Any:
+    def reducer_override(self, given: Any) -> Any:
         """Reduce a plain tensor to its bytes, dtype and shape. Its own pickling copies it and takes ten times as long."""
-        if type(given) is not Tensor or given.layout is not torch.strided:
+        torch = sys.modules.get("torch")
+        if torch is None or type(given) is not torch.Tensor or given.layout is not torch.strided:
             return NotImplemented
+        from attune.common.wire.tensors import bytes_of
+
         return _tensor, (pickle.PickleBuffer(bytes_of(given)), given.dtype, tuple(given.shape))
 
 
-def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
     if not len(raw):
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=dtype).view(shape)
@@ -84,10 +108,14 @@ def receive(end: Ends) -> Any:
     for size in sizes:
         starts.append(total)
         total += -(-size // ALIGNED) * ALIGNED
+    if not sizes:
+        return unpacked(pickled, [])
+    import torch
+
     room = torch.empty(total, dtype=torch.uint8).numpy().data
     places = [room[start : start + size] for start, size in zip(starts, sizes, strict=True)]
     if sum(sizes) <= JOINED:
-        _fill(places, end.recv_bytes() if places else b"")
+        _fill(places, end.recv_bytes())
     else:
         for place in places:
             place[:] = end.recv_bytes()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
 from typing import cast
 
 from attune.common.errors import SettingError
 from attune.fedclient.work.executor import HostLost
-from attune.fedclient.work.processes.pipe import receive, send
+from attune.fedclient.work.processes.pipe import receive, send, start_helper
 from attune.fedclient.work.processes.remote_executor import LearnerHost
 from attune.fedclient.work.processes.requests import ForgetAll, Forgotten, GiveUpWork, HostAnswer, HostRequest, WorkProgress
 from attune.fedclient.work.trainer import OnProgress
@@ -36,10 +33,7 @@ def process_host() -> ProcessHost:
 
 
 class ProcessHost(LearnerHost):
-    """A process of this machine.
-
-    It is not a process of multiprocessing: those import the parent's script again, so a script without a guard would run twice.
-    """
+    """A process of this machine."""
 
     called, failures = "process", (EOFError, OSError)
 
@@ -53,14 +47,7 @@ class ProcessHost(LearnerHost):
         return self._process.pid
 
     def _start(self) -> None:
-        mine, its = Pipe()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(its.fileno())],
-            env=environment, pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        its.close()
-        self._end: Connection = mine
+        self._process, self._end = start_helper(PROGRAM)
         self.life += 1
 
     def _exchange(

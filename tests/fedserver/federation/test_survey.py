@@ -105,6 +105,32 @@ def test_a_device_that_answers_wrongly_is_left_out_by_name(odd: Answer | None, w
     assert found.devices == 5 and found.without == {"eve": why}
 
 
+def test_a_device_that_has_a_new_stream_meanwhile_is_asked_again() -> None:
+    async def run() -> FleetStatistics:
+        streams = Streams()
+        fleet = Survey(streams, "")
+        for name in "abcde":
+            streams.enter(Stream(name, PROFILE, known=(STATISTICS,)))
+        asked = asyncio.create_task(fleet.run((), 5.0))
+        await asyncio.sleep(0)
+        for name in "abcde":
+            stream = Stream(name, PROFILE, known=(STATISTICS,))
+            streams.enter(stream)  # what was sent on the stream before is lost
+            for _ in range(2):
+                asyncio.create_task(_answers(fleet, name, stream))  # noqa: RUF006
+        return await asked
+
+    assert aio.run(run()).devices == 5
+
+
+async def _answers(fleet: Survey, name: str, stream: Stream) -> None:
+    question = await stream.next()
+    assert isinstance(question, StatisticsRequest)
+    report = honest(question)
+    assert report is not None
+    fleet.answered(name, report)
+
+
 def test_an_older_device_is_not_asked() -> None:
     assert surveyed(None, known=()).without == {"eve": TOO_OLD}
 
