@@ -38,7 +38,7 @@ def rivals(folder: Path = RESULTS) -> Iterator[str]:
     for (recipe, series, x), mine in _grouped(of_recipes, "recipe", "series", "x").items():
         alone = {row["seed"]: _percent(row, "mean") for row in mine if row["rival"] == CHOSEN}
         path = folder / "recipes" / f"{recipe}.csv"
-        here = [row for row in _rows(path) if (row["series"], float(row["x"])) == (series, float(x))]
+        here = [row for row in (_rows(path) if path.exists() else ()) if (row["series"], float(row["x"])) == (series, float(x))]
         here = [row for row in here if row["method"] not in (ALONE, LOCAL) and row["seed"] in alone]
         if not here:
             continue

@@ -19,6 +19,7 @@ from attune.common.methods.method import SOLVED
 from attune.common.metrics import Metrics
 from attune.common.plan import FEWEST_DEVICES, Plan, Profile
 from attune.common.protocol import SPENT
+from attune.common.text import converted
 from attune.fedclient.messages import OrderResult
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class DisclosureRow(msgspec.Struct, forbid_unknown_fields=True):
 def decisions() -> list[DisclosureRow]:
     """Return all decisions, in the order of the table."""
     table = Path(__file__).with_name("disclosed.toml").read_bytes()
-    return msgspec.toml.decode(table, type=dict[str, list[DisclosureRow]])["decision"]
+    return converted(msgspec.toml.decode(table)["decision"], list[DisclosureRow])
 
 
 @cache

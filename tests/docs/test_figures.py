@@ -6,12 +6,13 @@ import csv
 import json
 import re
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from attune.common.statistics import mcnemar
+from attune.simulation.recipes.catalogue import ALONE, CLOSED_FORM
 from attune.simulation.recipes.public_table import PUBLIC
 from benchmarks import measure, paper_findings, tables
 from examples.outcome import COLUMNS
@@ -91,46 +92,6 @@ def test_readme_has_the_first_result_of_its_file(page: Any, root: Path) -> None:
         assert re.search(r"\nmean +" + " +".join(map(re.escape, said)) + " ", table), said
 
 
-def alone(root: Path, recipe: str, x: str, seeds: Collection[str], rival: str = "chosen") -> float:
-    """Return what devices have alone outside Attune at a point of a recipe, in the mean over devices and these seeds."""
-    rows = [row for row in rows_of(root, "rivals.csv") if row["seed"] in seeds]
-    assert seeds == {row["seed"] for row in rows if (row["recipe"], row["x"]) == (recipe, x)}
-    return mean(rows, "mean", recipe=recipe, x=x, rival=rival)
-
-
-def test_readme_has_the_figures_of_fashion_mnist(page: Any, root: Path) -> None:
-    rows = [row for row in rows_of(root, "recipes/fashion-mnist.csv") if not row["method"].startswith("alone")]
-    seeds = {row["seed"] for row in rows}
-    few, many = (
-        [
-            f"{100 * alone(root, 'fashion-mnist', x, seeds):.1f}",
-            *(f"{100 * mean(rows, 'mean', x=x, method=name):.1f}" for name in ("FedTP", "FedAvg, tuned", "Local")),
-        ]
-        for x in ("50", "200")
-    )
-    text = prose(page, "README.md")
-    assert f"has {few[0]} % with 50 training samples, FedTP {few[1]}, tuned FedAvg {few[2]} and Local {few[3]}." in text
-    assert f"With 200 samples the four are at {many[0]}, {many[1]}, {many[2]} and {many[3]}." in text
-    assert f"{NUMBERS[len(seeds)]} seeds;" in text
-
-
-def test_readme_has_the_figures_of_the_schools(page: Any, root: Path) -> None:
-    rows = rows_of(root, "recipes/school.csv")
-    federated = mean(rows, "mean", x="20.0", method="MR-MTL")
-    seeds = {row["seed"] for row in rows if row["method"] == "MR-MTL"}
-    chosen, ridge = (100 * alone(root, "school", "20", seeds, rival) for rival in ("chosen", "ridge"))
-    said = f"R2 {100 * federated:.1f} % with MR-MTL, {chosen:.1f} alone (ridge {ridge:.1f})"
-    assert said in prose(page, "README.md")
-
-
-def test_readme_has_the_figures_of_the_hospitals(page: Any, root: Path) -> None:
-    rows = [row for row in rows_of(root, "recipes/hospitals.csv") if not row["method"].startswith("alone")]
-    shown = {"FedAvg, tuned": "tuned FedAvg", "FedMCSA": "FedMCSA", "Local": "Local", "FedTP": "FedTP", "FedAvg": "FedAvg"}
-    said = [f"alone {alone(root, 'hospitals', '1', {row['seed'] for row in rows}):.3f}"]
-    said += [f"{name} {mean(rows, 'mean', method=method):.3f}" for method, name in shown.items()]
-    assert f"{', '.join(said)}, a constant answer {mean(rows, 'constant'):.3f}." in prose(page, "README.md")
-
-
 def test_choosing_has_the_figures_of_the_races(page: Any, root: Path) -> None:
     races: dict[tuple[str, ...], dict[str, float]] = {}
     rows = rows_of(root, "auto.csv")
@@ -148,23 +109,29 @@ def test_choosing_has_the_figures_of_the_races(page: Any, root: Path) -> None:
 
 
 def test_choosing_says_by_figures_where_one_round_is_enough(page: Any, root: Path) -> None:
-    text, rows = prose(page, "docs/choosing.md"), rows_of(root, "kept_alone.csv")
+    text = prose(page, "docs/choosing.md")
 
-    def means(recipe: str, x: str, *columns: str) -> list[float]:
-        return [100 * mean(rows, column, recipe=recipe, x=x, method="analytic") for column in columns]
+    def kept(recipe: str) -> dict[tuple[str, float], dict[str, float]]:
+        means: dict[tuple[str, float], dict[str, float]] = {}
+        for row in (rows := list(rows_of(root, f"recipes/{recipe}.csv"))):
+            here = {name: row[name] for name in ("series", "x", "method")}
+            means.setdefault((row["series"], float(row["x"])), {})[row["method"]] = 100 * mean(rows, "mean", **here)
+        return means
 
-    alone, kept = means("wisdm", "250", "alone", "kept")
-    assert f"`wisdm` 250 ({alone:.1f} alone, {kept:.1f} with all others' sums)" in text
-    alone, own = means("persons", "1", "alone", "own")
-    tuned = [row for row in rows_of(root, "recipes/persons.csv") if row["method"] == "FedAvg, tuned"]
-    best = 100 * fmean(float(row["mean"]) for row in tuned)
-    assert f"`persons` (alone {alone:.1f}, closed form {own:.1f}, tuned FedAvg {best:.1f})" in text
-    gains = []
+    means = kept("wisdm")["", 250.0]
+    assert f"`wisdm` 250 (alone {means[ALONE]:.1f}, closed form {means[CLOSED_FORM.label]:.1f})" in text
+    [means] = kept("hospitals").values()
+    assert max(means.values()) == means[ALONE]
+    means = kept("one-minute")["as recorded", 2.0]
+    said = f"(alone {means[ALONE]:.1f}, closed form {means[CLOSED_FORM.label]:.1f}, tuned FedAvg {means['FedAvg, tuned']:.1f})"
+    assert f"`one-minute` 2 {said}" in text
+    gains, behind = [], []
     for recipe in ("digits", "label-shift", "feature-shift", "relatedness", "school"):
-        for x in {row["x"] for row in rows if row["recipe"] == recipe and row["method"] == "analytic"}:
-            alone, kept = means(recipe, x, "alone", "kept")
-            gains.append(kept - alone)
+        for means in kept(recipe).values():
+            gains.append(means[CLOSED_FORM.label] - means[ALONE])
+            behind.append(max(means.values()) - means[CLOSED_FORM.label])
     assert f"is {min(gains):.1f} to {max(gains):.0f} points ahead of alone" in text
+    assert f"more than {max(behind):.1f} points ahead of it" in text
 
 
 def test_rounds_says_why_an_early_end_is_not_the_default(page: Any, root: Path) -> None:
