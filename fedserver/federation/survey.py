@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -11,15 +10,15 @@ from typing import TypeVar
 
 import msgspec
 
-from attune.common import aio
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
-from attune.common.plan import Profile
+from attune.common.plan import FEWEST_DEVICES, Profile
 from attune.common.privacy.noisy_statistics import NoisySums
 from attune.common.protocol import NOISY_STATISTICS, STATISTICS
 from attune.common.site_statistics import MOST_COLUMNS, SiteSketches, SiteSums
 from attune.common.text import clean, from_json
+from attune.fedserver.federation.exchanger import ExchangeAccount, Waits
 from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.surveys.fleet_statistics import (
@@ -56,21 +55,26 @@ class Survey:
     Args:
         streams: Streams of the connected devices.
         private: Why statistics are not asked for; empty: they are.
+        account: The fleet's account of waits.
         masked: The masked sum, which takes the place of all of this under secure aggregation.
         noisy: What is asked for with noise, in the place of all of this if privacy.statistics_epsilon is set.
     """
 
     def __init__(
-        self, streams: Streams, private: str, masked: MaskedSurvey | None = None, noisy: NoisyQuestions | None = None
+        self,
+        streams: Streams,
+        private: str,
+        account: ExchangeAccount,
+        masked: MaskedSurvey | None = None,
+        noisy: NoisyQuestions | None = None,
     ) -> None:
-        self._streams, self._private = streams, private
+        self._streams, self._private, self._waits = streams, private, Waits(account)
         self._noisy = noisy if noisy is not None and noisy.privacy.statistics_epsilon is not None else None
         self._masked = masked if masked is not None and masked.on else None
         self._turn = asyncio.Lock()
         self._id, self._awaited = "", set[str]()
         self._reports: dict[str, StatisticsReport] = {}
         self._bytes = 0
-        self._all_here = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"Survey(awaits {len(self._awaited)}, has {len(self._reports)})"
@@ -80,7 +84,7 @@ class Survey:
 
         Args:
             columns: Names of the columns that are meant; empty: all.
-            patience_s: For how long each pass waits for answers.
+            patience_s: For how long each pass waits for answers at most.
 
         Raises:
             SettingError: The settings have privacy, or the question cannot be.
@@ -123,8 +127,7 @@ class Survey:
         self._awaited.discard(name)
         self._bytes += len(report.report_json)
         self._reports[name] = report if self._bytes <= MOST_BYTES else StatisticsReport(report.id, refused=TOO_MUCH)
-        if not self._awaited:
-            self._all_here.set()
+        self._waits.came(name)
 
     async def _noisy_run(self, noisy: NoisyQuestions, columns: Sequence[str], patience_s: float) -> FleetStatistics:
         """Ask the connected devices for sums with noise, in one pass."""
@@ -154,12 +157,8 @@ class Survey:
     ) -> tuple[dict[str, T], dict[str, str]]:
         """Ask these devices, and return the answers that come in time and pass the check, and why others have none."""
         self._id, self._awaited, self._reports, self._bytes = secrets.token_hex(8), set(names), {}, 0
-        self._all_here.clear()
-        for name in names:
-            self._streams.send(name, replace(question, id=self._id))
-        with contextlib.suppress(TimeoutError):
-            async with aio.timeout(patience_s if names else 0):
-                await self._all_here.wait()
+        asked = replace(question, id=self._id)
+        await self._waits.wait(lambda: self._awaited, FEWEST_DEVICES, patience_s, lambda name: self._streams.send(name, asked))
         silent, self._awaited = dict.fromkeys(self._awaited, SILENT), set()
         answers, refused = await asyncio.to_thread(_read, self._reports, form, check)
         return answers, refused | silent

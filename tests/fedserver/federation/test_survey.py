@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -23,6 +24,7 @@ from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.federation.survey import SILENT, TOO_MUCH, TOO_OLD, Survey, without_statistics
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
+from tests.fedserver.federation.masked_fleet import Accounted
 
 PROFILE = Profile("tabular", (1,), ["no", "yes"], 10, 2, column_names=["age"])
 NOISY = NoisySums(12, 2.0, [5.0, 7.5])
@@ -49,12 +51,14 @@ def surveyed(
     known: tuple[str, ...] = (STATISTICS, NOISY_STATISTICS),
     patience_s: float = 5.0,
     noisy: NoisyQuestions | None = None,
+    books: Accounted | None = None,
 ) -> FleetStatistics:
     """Return the statistics of five honest devices and of Eve, who answers so, or not at all."""
 
     async def run() -> FleetStatistics:
         streams = Streams()
-        fleet = Survey(streams, "" if noisy is None else without_statistics(noisy.privacy), noisy=noisy)
+        private = "" if noisy is None else without_statistics(noisy.privacy)
+        fleet = Survey(streams, private, (books or Accounted()).account, noisy=noisy)
         answers: dict[str, Answer | None] = dict.fromkeys((f"d{number}" for number in range(5)), honest)
         answers["eve"] = odd
         for name in answers:
@@ -105,6 +109,15 @@ def test_a_device_that_answers_wrongly_is_left_out_by_name(odd: Answer | None, w
     assert found.devices == 5 and found.without == {"eve": why}
 
 
+@pytest.mark.parametrize("noisy", [None, ASKS])
+def test_a_device_that_was_silent_in_a_survey_is_not_waited_for_in_the_next(noisy: NoisyQuestions | None) -> None:
+    books, began = Accounted(), time.monotonic()
+    for _ in range(4):
+        assert surveyed(None, patience_s=1.0, noisy=noisy, books=books).without == {"eve": SILENT}
+    assert 1.0 <= time.monotonic() - began < 2.0 and books.charged == [("", ["eve"])]
+    assert surveyed(honest, noisy=noisy, books=books).without == {}, "in debt, it is asked all the same"
+
+
 def test_an_older_device_is_not_asked() -> None:
     assert surveyed(None, known=()).without == {"eve": TOO_OLD}
 
@@ -117,7 +130,7 @@ def test_answers_that_are_too_large_together_are_left_out(monkeypatch: pytest.Mo
 
 
 def test_an_answer_without_a_question_is_dropped() -> None:
-    fleet = Survey(Streams(), "")
+    fleet = Survey(Streams(), "", Accounted().account)
     fleet.answered("eve", StatisticsReport("", b"{}"))
     assert "has 0" in repr(fleet)
 
@@ -127,12 +140,12 @@ def test_beside_noise_the_question_is_refused(privacy: PrivacySettings) -> None:
     why = without_statistics(privacy)
     assert "privacy." in why
     with pytest.raises(SettingError, match="privacy"):
-        aio.run(Survey(Streams(), why).run((), 1.0))
+        aio.run(Survey(Streams(), why, Accounted().account).run((), 1.0))
 
 
 def test_a_column_that_no_device_has_is_an_error() -> None:
     with pytest.raises(SettingError, match="no connected device has a column 'height'"):
-        aio.run(Survey(Streams(), "").run(("height",), 1.0))
+        aio.run(Survey(Streams(), "", Accounted().account).run(("height",), 1.0))
 
 
 def test_noisy_answers_are_added_up_with_their_error() -> None:
