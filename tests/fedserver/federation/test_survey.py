@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -92,7 +93,6 @@ def test_all_answers_are_added_up() -> None:
 @pytest.mark.parametrize(
     ("odd", "why"),
     [
-        (None, SILENT),
         (lambda question: StatisticsReport("another", msgspec.json.encode(SUMS)), SILENT),
         (lambda question: StatisticsReport(question.id, b"{"), "its answer cannot be read"),
         (lambda question: StatisticsReport(question.id, b'{"samples":-1}'), "its answer cannot be read"),
@@ -118,8 +118,10 @@ def test_a_device_that_was_silent_in_a_survey_is_not_waited_for_in_the_next(nois
     assert surveyed(honest, noisy=noisy, books=books).without == {}, "in debt, it is asked all the same"
 
 
-def test_an_older_device_is_not_asked() -> None:
-    assert surveyed(None, known=()).without == {"eve": TOO_OLD}
+@pytest.mark.parametrize(("known", "noisy"), [((), None), ((STATISTICS,), ASKS)])
+def test_an_older_device_is_not_asked(known: tuple[str, ...], noisy: NoisyQuestions | None) -> None:
+    """It would not know the layout of noisy statistics, and would answer without noise."""
+    assert surveyed(None, known=known, noisy=noisy).without == {"eve": TOO_OLD}
 
 
 def test_answers_that_are_too_large_together_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +137,6 @@ def test_an_answer_without_a_question_is_dropped() -> None:
     assert "has 0" in repr(fleet)
 
 
-@pytest.mark.parametrize("privacy", [PrivacySettings(unit="example"), PrivacySettings(unit="client")])
-def test_beside_noise_the_question_is_refused(privacy: PrivacySettings) -> None:
-    why = without_statistics(privacy)
-    assert "privacy." in why
-    with pytest.raises(SettingError, match="privacy"):
-        aio.run(Survey(Streams(), why, Accounted().account).run((), 1.0))
-
-
 def test_a_column_that_no_device_has_is_an_error() -> None:
     with pytest.raises(SettingError, match="no connected device has a column 'height'"):
         aio.run(Survey(Streams(), "", Accounted().account).run(("height",), 1.0))
@@ -154,28 +148,14 @@ def test_noisy_answers_are_added_up_with_their_error() -> None:
     assert seen.noise is not None and seen.noise.error == 2 * 6**0.5 and seen.without == {}
 
 
-@pytest.mark.parametrize(
-    ("odd", "why"),
-    [
-        (
-            lambda question: StatisticsReport(question.id, msgspec.json.encode(NoisySums(12, 2.0, [5.0]))),
-            "not those of the data",
-        ),
-        (lambda question: StatisticsReport(question.id, msgspec.json.encode(SUMS)), "cannot be read"),
-        (lambda question: StatisticsReport(question.id, refused="its privacy budget is spent"), "budget is spent"),
-    ],
-)
-def test_a_device_without_a_noisy_answer_is_excused(odd: Answer, why: str) -> None:
-    seen = surveyed(odd, noisy=ASKS)
-    assert seen.devices == 5 and why in seen.without["eve"] and seen.classes == {"no": 25, "yes": 38}
+def test_a_device_without_a_noisy_answer_is_excused() -> None:
+    short = msgspec.json.encode(NoisySums(12, 2.0, [5.0]))
+    seen = surveyed(lambda question: StatisticsReport(question.id, short), noisy=ASKS)
+    assert seen.devices == 5 and "not those of the data" in seen.without["eve"] and seen.classes == {"no": 25, "yes": 38}
 
 
-def test_a_device_that_knows_no_noise_is_not_asked() -> None:
-    """It would not know the layout, and would answer without noise."""
-    assert surveyed(None, known=(STATISTICS,), noisy=ASKS).without == {"eve": TOO_OLD}
-
-
-def test_the_refusal_names_the_setting_that_allows_noisy_statistics() -> None:
-    assert "set privacy.statistics_epsilon" in without_statistics(PrivacySettings(unit="group"))
-    assert "privacy.clip bounds" in without_statistics(PrivacySettings(unit="client"))
+@pytest.mark.parametrize(("unit", "why"), [("group", "set privacy.statistics_epsilon"), ("client", "privacy.clip bounds")])
+def test_beside_noise_a_refusal_names_the_setting_that_allows_noisy_statistics(unit: Any, why: str) -> None:
+    with pytest.raises(SettingError, match=why):
+        aio.run(Survey(Streams(), without_statistics(PrivacySettings(unit=unit)), Accounted().account).run((), 1.0))
     assert without_statistics(PrivacySettings()) == ""
