@@ -22,7 +22,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
 from attune.common.errors import SettingError
-from attune.simulation.recipes.catalogue import ALONE_ENTRY, FEDAVG, LOCAL, RECIPES, get
+from attune.simulation.recipes.catalogue import ALONE, ALONE_ENTRY, FEDAVG, LOCAL, RECIPES, get
 from attune.simulation.recipes.public_table import PUBLIC
 from attune.simulation.simulate import simulate
 from benchmarks import rival_models, rivals
@@ -203,7 +203,7 @@ def test_rows_that_are_there_are_not_fitted_again(tmp_path: Path, monkeypatch: p
         committed = {row["method"]: row["mean"] for row in csv.DictReader(file) if (row["x"], row["seed"]) == ("20", "0")}
     assert lines[0].split() == ["mean", "over", "devices", "in", "%", "20", "seeds"]
     shown = {line.split("  ")[0]: line.split()[-2:] for line in lines[1:]}
-    assert list(shown)[:8] == [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS, CHOSEN, LOCAL, FEDAVG]
+    assert list(shown)[:9] == [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS, CHOSEN, ALONE, LOCAL, FEDAVG]
     assert shown[LOCAL] == [f"{100 * float(committed[LOCAL]):.1f}", "0"]
     recipe = get("digits")
     right = []
