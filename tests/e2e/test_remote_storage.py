@@ -96,6 +96,25 @@ def test_the_bits_are_those_of_a_folder(tmp_path: Path, in_a_folder: Outcome, di
         assert not list(site.server_home.glob("state.sqlite*"))
 
 
+def test_a_closed_form_has_the_bits_of_a_folder(tmp_path: Path) -> None:
+    """The server is killed between the rounds of `analytic`, when the sums of single devices are in S3."""
+    settings = ("method.name=analytic", "model.features=50", "server.inline_bytes=0")
+    words = ("--disclose", "statistics", "--disclose", "sums", "--standardise", "federation")
+
+    def kill_after_the_sums(site: Site) -> None:
+        site.until(closed(site, 1), "the sums to be there")
+        site.server.signal(signal.SIGKILL)
+        site.until(lambda: site.server.exit is not None, "the server to be gone")
+        site.start_server()
+
+    with Site(tmp_path / "folder", replace(SHAPE, settings=settings), PATIENCE_S) as site:
+        site.device_words = words
+        expected = run(site)
+    with Site(tmp_path / "remote", replace(SHAPE, settings=settings), PATIENCE_S) as site:
+        site.device_words, site.server_words = words, engines.remote_words()
+        assert run(site, kill_after_the_sums).differences(expected) == []
+
+
 # --- a standby
 
 REVOKED_S = 2.0
