@@ -12,7 +12,7 @@ import pytest
 
 import attune
 from attune.common.errors import UpdateRefused
-from attune.common.metrics import LARGEST, LARGEST_GAIN, LIKELIHOODS_AFTER, METRICS, RIVALS, WIDE, read_metrics
+from attune.common.metrics import LARGEST, LARGEST_GAIN, METRICS, RIVALS, WIDE, read_metrics
 from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.fedserver.core.fleet_verdict import fleet_verdicts
 from attune.fedserver.home import ServerHome
@@ -32,7 +32,6 @@ NO_LIMIT = {
     "likelihood_personalized",
     "likelihood_kept",
     "likelihood_closed_form",
-    *LIKELIHOODS_AFTER.values(),
 }
 NO_LIMIT |= {f"{prefix}{name}_{rival}" for prefix in ("", "kept_") for name in ("gain", "error") for rival in RIVALS}
 NO_LIMIT |= {f"likelihood_{model}" for model in (*RIVALS, "personalized", "kept", "closed_form")}
