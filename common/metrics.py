@@ -132,6 +132,11 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept_gain_alone: Finite | None = None
     kept_error_alone: Finite | None = None
     kept_p_alone: Share | None = None
+    auroc_kept: Share | None = None
+    auroc_alone: Share | None = None
+    auroc_gain_alone: Score | None = None
+    auroc_error_alone: Share | None = None
+    auroc_p_alone: Share | None = None
     kept: Choice | None = None
     likelihood_personalized: Finite | None = None
     likelihood_common: Finite | None = None
@@ -200,6 +205,16 @@ _DESCRIPTORS = (
     *_against("", "own"),
     _D("accuracy_kept", "accuracy of the kept model", "Accuracy of what the device predicts with", better=HIGHER),
     *_against("kept_", "kept"),
+    _D(
+        "auroc_kept",
+        "AUROC of the kept model",
+        "Area under its ROC curve; only from 10 test cases of each class",
+        better=HIGHER,
+    ),
+    _D("auroc_alone", "AUROC alone", "The same of the best ordinary model that the device can fit alone", better=HIGHER),
+    _D("auroc_gain_alone", "gain in AUROC over alone", "The difference of both; only of two classes", better=HIGHER),
+    _D("auroc_error_alone", "standard error of that gain", "Standard error of `auroc_gain_alone`, by DeLong"),
+    _D("auroc_p_alone", "p-value of that gain", "Uncorrected p-value of the paired test of `auroc_gain_alone`"),
     _D("kept", "kept model", "Model that the device predicts with, or that weighs most in its blend"),
     _D("likelihood_personalized", "likelihood, own model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_common", "likelihood, common model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),

@@ -13,6 +13,7 @@ from attune.common.durable import forget_output
 from attune.common.estimate import Estimate
 from attune.common.statistics import RIVAL_WORDS, Finding, Pair, interval_of
 from attune.common.task import TASKS
+from attune.fedclient.work.auroc import newcombe
 from attune.fedclient.work.comparison import comparisons_of, finding_of
 
 if TYPE_CHECKING:
@@ -133,8 +134,25 @@ def comparison_of(result: OrderResult) -> list[str]:
             f"against {RIVAL_WORDS[pair.rival]}: better on {pair.better} of {pair.samples} test samples, "
             f"worse on {pair.worse}: {pair.difference:+.3f} ({low:+.3f} to {high:+.3f})"
         )
+    lines += _auroc_of(result)
     lines.append(f"{_subject(result, comparisons)} {WORDS[finding_of(comparisons)]}")
     return [*lines, *warning, f"kept: {kept_words(result)}"]
+
+
+def _auroc_of(result: OrderResult) -> list[str]:
+    """Return the line about the AUROC: of what is kept and of ordinary models alone, or that there are too few cases."""
+    cases, areas = result.cases, {"kept": result.auroc_kept, "alone": result.auroc_alone}
+    if result.auroc_kept is None:
+        return [] if cases is None else [f"AUROC: too few cases ({cases} event{'s' * (cases != 1)})"]
+    words = []
+    for name, area in areas.items():
+        if area is not None:
+            known = cases is not None and result.test_groups is None
+            between = newcombe(area, cases or 0, (result.test_samples or 0) - (cases or 0)) if known else None
+            words.append(f"{name} {area:.3f}" + (" ({:.3f} to {:.3f})".format(*between) if between else ""))
+    if result.auroc_gain_alone is not None:
+        words.append(f"difference {result.auroc_gain_alone:+.3f}, p = {result.auroc_p_alone:.2g}")
+    return [f"AUROC: {', '.join(words)}"]
 
 
 def _subject(result: OrderResult, comparisons: list[Pair]) -> str:

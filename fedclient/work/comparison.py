@@ -105,7 +105,7 @@ def sign_flip(gains: Sequence[float] | npt.NDArray[np.float64]) -> float:
     if not len(gain_N):
         return 1.0
     gain_N = gain_N / np.abs(gain_N).max()
-    observed = abs(gain_N.sum()) * (1 - 1e-9)  # sums of the same numbers in another order may round apart
+    observed = max(0.0, abs(gain_N.sum()) - 1e-9)  # sums of the same numbers in another order may round apart, also about 0
     if len(gain_N) <= EXACT:
         sign_SN = 1 - 2 * (np.arange(1 << len(gain_N))[:, None] >> np.arange(len(gain_N)) & 1)
         return float((np.abs(sign_SN @ gain_N) >= observed).mean())

@@ -19,7 +19,8 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
-from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out
+from attune.fedclient.work.auroc import aurocs, has_cases, rarer
+from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
 from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.job import Jobs
@@ -78,6 +79,7 @@ class Evaluation:
         self._finishes = hooks.train is None and configured_on_device(plan).objective.uses_head
         self._will_finish = self._finishes and plan.train.finishes
         self._plan = plan
+        self._ranks = plan.task == "classes" and data.test_y.dim() == 1 and hooks.evaluate is None
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
     def __repr__(self) -> str:
@@ -152,6 +154,8 @@ class Evaluation:
         if right:
             kept = right[self.own_choice] if blended is None else blended
             against += [comparison.compared(kept, right[name], KEPT_RIVALS[name], data.test_groups) for name in others]
+            own_member = Member(1.0, *candidates[self.own_choice])
+            against.append((yield from self._aurocs(list(members.values()) or [own_member], alone.get("alone"))))
         result = msgspec.structs.replace(
             result,
             accuracy_before=accuracies.get(self.own_choice),
@@ -162,6 +166,7 @@ class Evaluation:
             kept=_kept(members) or self.own_choice,
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
+            cases=self._cases,
             validation_samples=len(next(iter(blend.probability.values()))) if blend.likelihood else 0,
             fitted=dict(blend.fitted),
             likelihood_kept=likelihood_kept,
@@ -291,6 +296,24 @@ class Evaluation:
         values: dict[Position, Tensors | None] = {"attended": held.theta, "mean": held.common, "own": own_tensors}
         known = {position: tensors for position, tensors in values.items() if tensors}
         return (yield from dialled(self._dial, known, probability, len(x), weight))
+
+    @property
+    def _cases(self) -> int | None:
+        """Number of test samples, or groups, of the rarer of two classes; None in other tasks."""
+        data = self._data
+        return rarer(data.test_y.cpu().numpy() == 1, data.test_groups) if self._ranks and len(self._classes) == 2 else None
+
+    def _aurocs(self, kept: Sequence[Member], alone: tuple[Trainer, Tensors] | None) -> Jobs[dict[str, float]]:
+        """Return the AUROCs of what is kept and of ordinary models alone, with their comparison; empty where there are none."""
+        data = self._data
+        y_N = data.test_y.cpu().numpy()
+        if not self._ranks or not has_cases(y_N, len(self._classes), data.test_groups):
+            return {}
+        kept_NC = (yield from sharing(kept, data.test_x)).double().nan_to_num(0.0).numpy()
+        alone_NC = None
+        if alone is not None:
+            alone_NC = (yield from sharing([Member(1.0, *alone)], data.test_x)).double().nan_to_num(0.0).numpy()
+        return aurocs(kept_NC, alone_NC, y_N, data.test_groups)
 
     def _blended(self, members: Sequence[Member]) -> Jobs[torch.Tensor]:
         """Return what the blend predicts of the test part, as Trainer.right."""

@@ -143,6 +143,7 @@ def clients(summary: Summary) -> Section:
         f"{figures.direction(summary.task)}"
     )
     caption += "".join(f" What devices keep {verdict['words']}." for verdict in summary.fleet)
+    caption += f" {summary.auroc['words']}." if summary.auroc else ""
     return Section(DEVICES, caption, Picture("clients", figure), _table(listed, summary.task))
 
 

@@ -28,6 +28,7 @@ from attune.fedserver.core.data_form import one_token
 from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
+from attune.fedserver.core.pooled import pooled_auroc
 from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord, Report
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 
@@ -251,6 +252,7 @@ def status(
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
         "no_better_than_constant": without_use(rows, latest),
         "fleet": [verdict.report() for verdict in verdicts],
+        "auroc": pooled_auroc(reports.values()),
         "privacy": privacy_facts(snapshot),
         "buffer": _buffer(record, rows, settings.round) if settings.round.mode == "buffered" else None,
         "paused": record.paused,

@@ -27,6 +27,7 @@ from attune.common.text import converted, from_json, newer_format
 from attune.fedserver.core import accuracy as of_rows
 from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.planning import ResolvedSettings
+from attune.fedserver.core.pooled import pooled_auroc
 from attune.fedserver.core.records import Report
 
 FEDTP_EVERY = 5  # rounds from one evaluation to the next
@@ -107,6 +108,9 @@ class ClientSummary(msgspec.Struct, frozen=True):
     rival: Rival | None = None  # the model that the gain is over
     verdict: Finding | None = None
     probably: HelpOrHarm | None = None  # of what it keeps, from the evidence of the whole fleet
+    auroc_kept: float | None = None
+    auroc_alone: float | None = None
+    auroc_p_alone: float | None = None
 
     @property
     def compared(self) -> float | None:
@@ -138,6 +142,7 @@ class Summary(msgspec.Struct, frozen=True):
     no_better_than_constant: list[str] = []  # clients whose model is no better than a constant answer
     task: TaskName = "classes"
     fleet: list[dict[str, Any]] = []  # what devices keep against each rival, as in status
+    auroc: dict[str, Any] | None = None  # its pooled difference, as in status
     format: int = 1  # of all files of the folder
 
     @property
@@ -153,7 +158,8 @@ def summarise(
     evaluate, policy = settings.method.evaluate, settings.round
     by_name = curves(rows, evaluate, policy)
     judged = judged_by(evaluate)
-    verdicts = fleet_verdicts(of_rows.latest_metrics(rows))
+    reports = of_rows.latest_metrics(rows)
+    verdicts = fleet_verdicts(reports)
     listed = [msgspec.structs.replace(client, probably=effect_of(verdicts, client.name)) for client in clients(rows, evaluate)]
     return Summary(
         method=settings.method.name,
@@ -172,6 +178,7 @@ def summarise(
         no_better_than_constant=of_rows.without_use(rows, of_rows.accuracies(rows, evaluate)),
         task=task,
         fleet=[verdict.report() for verdict in verdicts],
+        auroc=pooled_auroc(reports.values()),
     )
 
 
@@ -299,7 +306,8 @@ def _compared(row: Report) -> dict[str, Any]:
     metrics = msgspec.structs.asdict(row)
     pair = strongest(metrics)
     gained = {} if pair is None else {"gain": pair.difference, "gain_interval": pair.interval(), "rival": pair.rival}
-    return {"own_accuracy": row.accuracy_before, "verdict": verdict_of(metrics)} | gained
+    areas = {name: metrics[name] for name in ("auroc_kept", "auroc_alone", "auroc_p_alone")}
+    return {"own_accuracy": row.accuracy_before, "verdict": verdict_of(metrics)} | gained | areas
 
 
 def averages(listed: Sequence[ClientSummary]) -> dict[Figure, Average]:
