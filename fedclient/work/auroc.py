@@ -136,4 +136,4 @@ def _swapping(kept_N: Floats, alone_N: Floats, event_N: Events, group_N: Places)
     for of_N, sign in ((event_N, 1), (~event_N, -1)):
         among = np.concatenate([kept_N[~of_N], alone_N[~of_N]])
         term_N[of_N] = sign * (_below(kept_N[of_N], among) - _below(alone_N[of_N], among)) / of_N.sum()
-    return sign_flip(np.bincount(group_N, term_N))
+    return sign_flip(np.bincount(group_N, term_N).astype(float))

@@ -214,7 +214,7 @@ def answering(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
 
 
 def sharing(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
-    """Compute the blend's probabilities, or its numbers, (N, C), on the CPU with jobs that many devices can compute together."""
+    """Compute the blend's probabilities of x (N, ...), or its numbers, (N, C), on the CPU, with jobs like `answering`."""
     total = torch.zeros(())
     for member in members:
         scores: Iterable[tuple[int, Tensor]] = yield Scores(member.trainer, member.tensors, x)

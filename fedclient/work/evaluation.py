@@ -79,7 +79,6 @@ class Evaluation:
         self._finishes = hooks.train is None and configured_on_device(plan).objective.uses_head
         self._will_finish = self._finishes and plan.train.finishes
         self._plan = plan
-        self._ranks = plan.task == "classes" and data.test_y.dim() == 1 and hooks.evaluate is None
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
     def __repr__(self) -> str:
@@ -296,6 +295,11 @@ class Evaluation:
         values: dict[Position, Tensors | None] = {"attended": held.theta, "mean": held.common, "own": own_tensors}
         known = {position: tensors for position, tensors in values.items() if tensors}
         return (yield from dialled(self._dial, known, probability, len(x), weight))
+
+    @property
+    def _ranks(self) -> bool:
+        """Whether the device ranks samples by the probability of a class."""
+        return self._plan.task == "classes" and self._data.test_y.dim() == 1 and self._score is None
 
     @property
     def _cases(self) -> int | None:

@@ -39,7 +39,7 @@ def evaluated() -> tuple[Any, dict[int, OrderResult]]:
 
     def compared(self: Evaluation, *given: Any) -> Any:
         answer = yield from usual(self, *given)
-        results[answer[0].cases] = answer[0]
+        results[answer[0].cases or 0] = answer[0]
         return answer
 
     with pytest.MonkeyPatch.context() as patch:

@@ -23,7 +23,9 @@ def shares_of(score_N: Floats) -> Floats:
     return np.stack([1 - score_N, score_N], axis=1)
 
 
-def measured(kept_N: Floats, alone_N: Floats, event_N: npt.NDArray[np.bool_], groups: npt.NDArray[np.intp] | None = None):
+def measured(
+    kept_N: Floats, alone_N: Floats, event_N: npt.NDArray[np.bool_], groups: npt.NDArray[np.intp] | None = None
+) -> dict[str, float]:
     return aurocs(shares_of(kept_N), shares_of(alone_N), event_N.astype(int), groups, fewest=1)
 
 
@@ -94,8 +96,8 @@ def test_alike_copies_in_a_group_count_once() -> None:
     event_N = np.arange(120) < 30
     kept_N, alone_N = draw.normal(size=(2, 120)) + event_N
     once = measured(kept_N, alone_N, event_N)
-    copied = [np.repeat(column, 3) for column in (kept_N, alone_N, event_N)]
-    grouped = measured(*copied, groups=np.repeat(np.arange(120), 3))
+    copied = (np.repeat(kept_N, 3), np.repeat(alone_N, 3), np.repeat(event_N, 3))
+    grouped = measured(*copied, np.repeat(np.arange(120), 3))
     assert grouped == pytest.approx(once) and measured(*copied)["auroc_error_alone"] < 0.6 * once["auroc_error_alone"]
     assert once["auroc_p_alone"] == pytest.approx(
         math.erfc(abs(once["auroc_gain_alone"]) / once["auroc_error_alone"] / math.sqrt(2))
