@@ -1,4 +1,4 @@
-"""Results of `auto` and of each of its candidates: what devices keep, with and without finishing, and how many are harmed.
+"""Results of `auto` and of each of its candidates: what devices keep, and how many are harmed.
 
 `python -m benchmarks.auto --out FILE`. It writes a row for each point, seed and method when a point is over, and continues
 where it was interrupted. A candidate that is stopped at a rung and goes on has the bits of one that is not stopped
@@ -11,7 +11,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,63 +32,45 @@ from attune.simulation.simulate import simulate
 from benchmarks.result_file import Results
 
 AUTO, COMMON = "auto", "fedavg"
-COLUMNS = ("recipe", "x", "rounds", "seed", "method", "chosen", "kept", "unfinished", "harmed", "harmed_unfinished")
-Right = Mapping[str, torch.Tensor]  # by device: which labels of its test part are predicted
+COLUMNS = ("recipe", "x", "rounds", "seed", "method", "chosen", "kept", "harmed")
+Right = dict[str, torch.Tensor]  # by device: which labels of its test part are predicted
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one method with all rounds: what devices keep, with and without finishing, and scores by round and device."""
+    """Result of one method with all rounds: the predictions of what devices keep, and scores by round and device."""
 
-    finished: Right
-    unfinished: Right
+    kept: Right
     scores: Mapping[int, tuple[DeviceScores, DeviceScores]]
 
 
-@dataclass
-class Kept:
-    """Recorder of the predictions of what devices keep: of the last evaluation, which it does twice.
+@contextmanager
+def recorded() -> Iterator[Right]:
+    """Record the predictions of what each device keeps, during the block. The last evaluation counts."""
+    compared, blended, right_on_test = Evaluation.compared, Evaluation._blended, baselines.right_on_test
+    latest: dict[int, torch.Tensor] = {}  # by the identity of a device's data: what it keeps, as known so far
+    kept: Right = {}
 
-    Attributes:
-        rounds: Number of all rounds.
-    """
+    def recorded_right(candidates: Any, data: Any) -> Any:
+        right = yield from right_on_test(candidates, data)
+        latest[id(data)] = next(iter(right.values()))  # of its own model, unless there is a blend
+        return right
 
-    rounds: int
-    finished: dict[str, torch.Tensor] = field(default_factory=dict)
-    unfinished: dict[str, torch.Tensor] = field(default_factory=dict)
+    def recorded_blend(self: Any, members: Any) -> Any:
+        latest[id(self._data)] = right = yield from blended(self, members)
+        return right
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record during the block. Finishing changes nothing but what a device keeps, so both can be had of one training."""
-        compared, blended, right_on_test = Evaluation.compared, Evaluation._blended, baselines.right_on_test
-        latest: dict[int, torch.Tensor] = {}  # by the identity of a device's data: what it keeps, as known so far
+    def recorded_comparison(self: Any, *rest: Any) -> Any:
+        done = yield from compared(self, *rest)
+        kept[self._trainer.name] = latest[id(self._data)]
+        return done
 
-        def recorded_right(candidates: Any, data: Any) -> Any:
-            right = yield from right_on_test(candidates, data)
-            latest[id(data)] = next(iter(right.values()))  # of its own model, unless there is a blend
-            return right
-
-        def recorded_blend(self: Any, members: Any) -> Any:
-            right = yield from blended(self, members)
-            latest[id(self._data)] = right
-            return right
-
-        def twice(self: Any, result: Any, held: Any, order: Any, *rest: Any) -> Any:
-            name = self._trainer.name
-            if order.round == recorder.rounds:
-                yield from compared(self, result, held, replace(order, finish_epochs=0, finish_stops=()), *rest)
-                recorder.unfinished[name] = latest[id(self._data)]
-            done = yield from compared(self, result, held, order, *rest)
-            recorder.finished[name] = latest[id(self._data)]
-            return done
-
-        recorder = self
-        with (
-            patch.object(Evaluation, "compared", twice),
-            patch.object(Evaluation, "_blended", recorded_blend),
-            patch.object(baselines, "right_on_test", recorded_right),
-        ):
-            yield
+    with (
+        patch.object(Evaluation, "compared", recorded_comparison),
+        patch.object(Evaluation, "_blended", recorded_blend),
+        patch.object(baselines, "right_on_test", recorded_right),
+    ):
+        yield kept
 
 
 def outcome(shards: Sequence[Path], method: str, rounds: int, seed: int, settings: Mapping[str, Any]) -> Outcome:
@@ -97,17 +79,16 @@ def outcome(shards: Sequence[Path], method: str, rounds: int, seed: int, setting
     Raises:
         SettingError: The method does not fit the data, or these devices have no closed form.
     """
-    rungs, recorder = (*rungs_of(rounds), rounds), Kept(rounds)
+    rungs = (*rungs_of(rounds), rounds)
     options = {"name": ALONE if method == CLOSED_FORM else method, **USUAL.get(method, {})}
-    sums = "off" if method == ALONE else "auto"
-    given = {**settings, "train.finish": "auto", "train.score_after": list(rungs), "round.analytic": sums}
-    with recorder.recording():
+    given = {**settings, "train.score_after": list(rungs), "round.analytic": "off" if method == ALONE else "auto"}
+    with recorded() as kept:
         result = simulate(
             [str(shard) for shard in shards], options, None, rounds, seed, given, executor="stacked", progress=False
         )
     if method == CLOSED_FORM and not result._plan.closed_form:
         raise SettingError(result._plan.no_closed_form)
-    return Outcome(recorder.finished, recorder.unfinished, {number: result.scores(number) for number in rungs})
+    return Outcome(kept, {number: result.scores(number) for number in rungs})
 
 
 def chosen(outcomes: Mapping[str, Outcome], rounds: int) -> str:
@@ -122,21 +103,17 @@ def rows_of(
     key: Mapping[str, Any], outcomes: Mapping[str, Outcome], groups: Mapping[str, Groups | None], rounds: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a point and seed: of each method, and of `auto`."""
-    rivals = {name: outcomes[name].unfinished for name in (ALONE, COMMON)}
+    rivals = {name: outcomes[name].kept for name in (ALONE, COMMON)}
 
-    def figures(right: Right, method: str) -> tuple[float, float]:
-        """Return the mean accuracy over devices and the share of harmed devices, in percent."""
-        others = {name: by_device for name, by_device in rivals.items() if name != method}
+    def row(method: str, by: str) -> dict[str, Any]:
+        right = outcomes[by].kept
+        others = {name: by_device for name, by_device in rivals.items() if name != by}
         worse = [
             harmed(right[name].numpy(), {other: of[name].numpy() for other, of in others.items()}, groups[name])
             for name in right
         ]
-        return 100 * fmean(float(of.double().mean()) for of in right.values()), 100 * fmean(worse)
-
-    def row(method: str, by: str) -> dict[str, Any]:
-        (kept, worse), (plain, plain_worse) = figures(outcomes[by].finished, by), figures(outcomes[by].unfinished, by)
-        values = {"kept": kept, "unfinished": plain, "harmed": worse, "harmed_unfinished": plain_worse}
-        return {**key, "method": method, "chosen": by, **{name: round(value, 2) for name, value in values.items()}}
+        values = {"kept": fmean(float(of.double().mean()) for of in right.values()), "harmed": fmean(worse)}
+        return {**key, "method": method, "chosen": by, **{name: round(100 * value, 2) for name, value in values.items()}}
 
     yield row(AUTO, chosen(outcomes, rounds))
     for name in outcomes:
@@ -167,40 +144,20 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
         )
 
 
-def finishing_lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Yield what finishing gives as a table in Markdown: for each point and method the means over seeds, off and auto."""
-    yield "| recipe | point | rounds | seeds | method | kept: off, auto | harmed in %: off, auto |"
-    yield "|---|---|---|---|---|---|---|"
-    points: dict[tuple[str, ...], dict[str, list[Mapping[str, str]]]] = defaultdict(lambda: defaultdict(list))
-    for (*point, _), by_method in _by_run(rows).items():
-        for name, row in by_method.items():
-            if name not in (AUTO, ALONE):
-                points[tuple(point)][name].append(row)
-    for at, by_name in points.items():
-        for name, of_seeds in by_name.items():
-            off, on, worse_off, worse = (
-                fmean(float(row[column]) for row in of_seeds)
-                for column in ("unfinished", "kept", "harmed_unfinished", "harmed")
-            )
-            shown = f"{off:.1f}, {on:.1f} | {worse_off:.0f}, {worse:.0f}"
-            yield f"| {' | '.join(at)} | {len(of_seeds)} | `{name}` | {shown} |"
-
-
 @click.command()
-@click.option("--recipe", "name", type=click.Choice(list(RECIPES)), help="Run this recipe; without it, print the tables alone.")
+@click.option("--recipe", "name", type=click.Choice(list(RECIPES)), help="Run this recipe; without it, print the table alone.")
 @click.option("--x", "places", multiple=True, type=float, help="Only these points.")
 @click.option("--data", help="The recipe's data set, if it is not bundled.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)
 @click.option("--rounds", type=click.IntRange(3), default=20, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
 def main(name: str | None, places: tuple[float, ...], data: str | None, seeds: tuple[int, ...], rounds: int, out: Path) -> None:
-    """Run what is left, and print the tables of all rows."""
+    """Run what is left, and print the table of all rows."""
     results = Results(out, COLUMNS)
     if name is not None:
         measure(name, places, data, seeds, rounds, results)
-    for table in (lines, finishing_lines):
-        for line in table(results.rows()):
-            click.echo(line)
+    for line in lines(results.rows()):
+        click.echo(line)
 
 
 def measure(name: str, places: Sequence[float], data: str | None, seeds: Sequence[int], rounds: int, results: Results) -> None:

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.enough --out FILE --data wisdm=PATH --data hospitals=PATH`. Only the data are a recipe's; model, rate,
 epochs and rounds are the defaults of `attune.simulate`. Runs that the file has are left out. `--point`
-and `--method` run a part.
+and `--method` run a part. With `--blend` each device keeps its usual blend; without it the method's own models are alone.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ KEY = ("point", "method", "budget", "seed")
 COLUMNS = (*KEY, "model", "epochs", "rounds", "own", "kept", "seconds")
 
 
-def row_of(shards: Sequence[Path], method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def row_of(shards: Sequence[Path], method: str, settings: Mapping[str, Any], blend: bool) -> dict[str, Any]:
     """Return the figures of a run: mean accuracies over devices of the method's own models, and of what devices keep."""
     began = time.monotonic()
     names = [str(shard) for shard in shards]
-    result = simulate(names, method, settings=settings, seed=0, baseline="none", executor="stacked", progress=False)
+    result = simulate(
+        names, method, settings=settings, seed=0, baseline="alone" if blend else "none", executor="stacked", progress=False
+    )
     table = result.table()
     return {
         "model": result.summary["model"], "epochs": result._plan.train.local_epochs, "rounds": result.status["round"],
@@ -57,9 +59,13 @@ def row_of(shards: Sequence[Path], method: str, settings: Mapping[str, Any]) -> 
 @click.option("--point", "points", multiple=True, type=click.Choice(list(POINTS)), default=list(POINTS))
 @click.option("--method", "methods", multiple=True, type=click.Choice(METHODS), default=METHODS)
 @click.option("--budget", "budgets", multiple=True, type=click.Choice(list(BUDGETS)), default=list(BUDGETS))
-def main(out: Path, files: Sequence[str], points: Sequence[str], methods: Sequence[str], budgets: Sequence[str]) -> None:
+@click.option("--blend", is_flag=True, help="Weigh fitted models and the closed form beside the method's own model.")
+def main(
+    out: Path, files: Sequence[str], points: Sequence[str], methods: Sequence[str], budgets: Sequence[str], blend: bool
+) -> None:
     """Run what is missing in the file."""
     results, data = Results(out, COLUMNS), {name: str(path) for name, path in named(files).items()}
+    settings: dict[str, Any] = {} if blend else {"train.evaluate": False}
     there = {tuple(row[name] for name in KEY) for row in results.rows()}
     for point, method, budget in product(points, methods, budgets):
         key = {"point": point, "method": method, "budget": budget, "seed": 0}
@@ -69,7 +75,7 @@ def main(out: Path, files: Sequence[str], points: Sequence[str], methods: Sequen
         [place] = [place for place in recipe.points if place.x == POINTS[point][1]]
         with tempfile.TemporaryDirectory(prefix="attune-enough-") as folder:
             shards = place.write(Path(folder), recipe.load(data.get(recipe.name), 0), 0)
-            results.add([row := key | row_of(shards, method, {"train.evaluate": False, **BUDGETS[budget]})])
+            results.add([row := key | row_of(shards, method, {**settings, **BUDGETS[budget]}, blend)])
         click.echo(row)
 
 

@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import Any
 
 import click
-import msgspec
 
 from attune.common.metrics import KEPT_RIVALS
 from attune.common.statistics import findings_of, pairs_of
@@ -63,20 +62,11 @@ def _run(
                 continue
             with tempfile.TemporaryDirectory(prefix="attune-kept-") as folder:
                 shards = point.write(Path(folder), source, seed)
-                if left == [ANALYTIC]:
-                    _scale_together(shards)
                 for entry in left:
                     key = {"recipe": recipe.name, "x": point.x, "method": entry.label, "seed": seed}
-                    results.add([row := key | row_of(trained(recipe, entry, shards, seed).status)])
+                    scaled = replace(recipe, standardise="federation") if entry == ANALYTIC else recipe
+                    results.add([row := key | row_of(trained(scaled, entry, shards, seed).status)])
                     click.echo(row)
-
-
-def _scale_together(shards: Sequence[Path]) -> None:
-    """Let all devices scale their columns by one mean and deviation, as the closed form needs it."""
-    for shard in shards:
-        meta = shard / "meta.json"
-        declared = msgspec.json.decode(meta.read_bytes()) if meta.exists() else {}
-        meta.write_bytes(msgspec.json.encode({**declared, "standardise": "federation"}))
 
 
 @click.command()

@@ -148,6 +148,11 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         return self.privacy is not None and self.privacy.on_devices
 
     @property
+    def one_sum(self) -> bool:
+        """Return whether devices hand in sums over samples behind masks, as one sum of many devices."""
+        return self.privacy is not None and self.privacy.secure_aggregation
+
+    @property
     def noisy_sums(self) -> PrivacySettings | None:
         """The settings with which the server adds noise to what devices share; None if it adds none."""
         return self.privacy if self.privacy is not None and self.privacy.on_server else None
@@ -168,7 +173,10 @@ def closed_form_words(plan: Plan) -> str:
     """Return in one line whether devices have the closed form; empty: it was not asked for."""
     if plan.no_closed_form:
         return f"no closed form joins the devices' blends: {plan.no_closed_form}"
-    return "the closed form of the devices' sums joins every device's blend" if plan.closed_form else ""
+    joins = "the closed form of the devices' sums joins every device's blend"
+    if plan.closed_form and plan.one_sum:
+        return f"{joins}: of one sum behind masks, which round 1 brings; later devices and new data are not in it"
+    return joins if plan.closed_form else ""
 
 
 def _way(plan: Plan, what: str, scale: Scale | None) -> str:

@@ -29,7 +29,7 @@ from attune.fedclient import messages, session
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.disclosing import Discloser, hello_of, tell_units
-from attune.fedclient.exchanges import Exchanges, exchanges_of, report_of
+from attune.fedclient.exchanges import Exchanges, book_of, exchanges_of, report_of
 from attune.fedclient.limits import accept_plan, check_sums
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import DeviceOptions
@@ -173,7 +173,8 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(hello_of(self.options, self.shard, self.empty), handle)
+            book = await asyncio.to_thread(book_of, self.store)
+            await self.link.control(hello_of(self.options, self.shard, self.empty, not book.samples), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -263,10 +264,9 @@ class Device:
     def _start(self, order: Order) -> None:
         newest = self._ready().newest
         done = self.store.spent() + (newest.sequence if newest is not None else 0)
-        check_sums(order, self.options)
+        check_sums(order, self.options, self.plan)
         order = self.options.limits.bounded(order, done, self.console.say)
-        stop = threading.Event()
-        self.job = OrderInProgress(self._spawn(self._work(order, stop)), stop)
+        self.job = OrderInProgress(self._spawn(self._work(order, stop := threading.Event())), stop)
         self._set_deadline(order)
 
     def _set_deadline(self, order: Order) -> None:

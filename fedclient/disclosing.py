@@ -22,7 +22,7 @@ from attune.common.exchange.messages import (
 from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS, secure_sum_in
 from attune.common.plan import Plan, Profile
 from attune.common.privacy.noisy_statistics import NoisyLayout
-from attune.common.protocol import DESCRIPTION, EMPTY, MASKED, MASKED_SCALE, SPOKEN, SUMS
+from attune.common.protocol import DESCRIPTION, EMPTY, IN_NO_SUM, MASKED, MASKED_SCALE, SPOKEN, SUMS
 from attune.common.site_statistics import MOST_COLUMNS, Centre
 from attune.common.text import from_json
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -71,10 +71,13 @@ def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
     return (MASKED, *([MASKED_SCALE] if scales else []), *described, *sums)
 
 
-def hello_of(options: DeviceOptions, shard: LazyShard, empty: bool) -> Hello:
+def hello_of(options: DeviceOptions, shard: LazyShard, empty: bool, in_no_sum: bool = True) -> Hello:
     """Return the first message to the server. It names the transforms of plug-ins too; plans are checked when they come."""
     transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
-    can = (*SPOKEN, *transforms, *abilities(options, shard.profile), *((EMPTY,) if empty else ()))
+    scales_alone = shard.profile.kind in ("series", "tabular") and shard.profile.columns is None
+    in_no_sum = in_no_sum and not scales_alone  # else sums over its samples mean something else than those of others
+    now = (word for word, is_so in ((EMPTY, empty), (IN_NO_SUM, in_no_sum)) if is_so)
+    can = (*SPOKEN, *transforms, *abilities(options, shard.profile), *now)
     return Hello(f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(told_profile(options, shard)), can)
 
 

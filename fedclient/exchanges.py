@@ -14,6 +14,7 @@ from attune.common.exchange.registry import SecureSumSettings, secure_sum_in
 from attune.common.faults import fail_at
 from attune.common.identity.certificates import subject
 from attune.common.identity.credential import Credential, load_certificate
+from attune.common.methods.method import SOLVED
 from attune.common.plan import FEWEST_DEVICES, Plan
 from attune.common.protocol import OTHER_COHORT
 from attune.common.text import clean, from_json
@@ -69,6 +70,22 @@ def signer_of(options: DeviceOptions, identity: Identity) -> Identity:
             "has issued"
         )
     return signer
+
+
+def book_of(store: Store) -> SumBook:
+    """Return the sums that a device has answered.
+
+    Raises:
+        HomeMismatch: What was kept is damaged.
+    """
+    text = store.sums()
+    try:
+        return from_json(text, SumBook) if text else SumBook()
+    except msgspec.DecodeError as error:
+        raise HomeMismatch(
+            f"sums.json in {store.where} is damaged ({error}): restore it from a backup, for without it this device could be "
+            "in two sums from one start"
+        ) from None
 
 
 class MaskedParts:
@@ -136,7 +153,7 @@ class Exchanges:
         async with self._turn:  # in the order in which they came
             orders, result = slot.orders, slot.newest
             try:
-                book = await self._worker.do(self._book)
+                book = await self._worker.do(book_of, self._store)
                 state, answer = await self._worker.do(self._answered, orders, message, _trained(result, book))
             except UpdateRefused as refusal:
                 self._say(f"takes no part in secure aggregation: {refusal}")
@@ -155,22 +172,14 @@ class Exchanges:
         before = _kept(orders)
         state, answer = self._member().answer(before, message, trained)
         if state.survivors and state.answered != before.answered:
-            book = trained.book.noting(trained.start, state.survivors, self._settings.same_cohort)
+            book = trained.book
+            for start in trained.starts:
+                book = book.noting(start, state.survivors, self._settings.same_cohort)
             self._store.keep_sums(msgspec.json.encode(book))
         if state != before:
             orders.keep_secure_state(msgspec.json.encode(state))
         fail_at(orders.who, trained.round, f"secure-{message.exchange}")
         return state, answer
-
-    def _book(self) -> SumBook:
-        text = self._store.sums()
-        try:
-            return from_json(text, SumBook) if text else SumBook()
-        except msgspec.DecodeError as error:
-            raise HomeMismatch(
-                f"sums.json in {self._store.where} is damaged ({error}): restore it from a backup, for without it this device "
-                "could be in two sums from one start"
-            ) from None
 
     async def _hand_in(self, orders: OrderStore, result: OrderResult, state: MemberState) -> None:
         """Hand the masked update in. It has the same bytes whenever this is done again."""
@@ -201,11 +210,12 @@ def _trained(result: OrderResult | None, book: SumBook) -> MaskableOrder:
     if result is None or not result.trained:
         return MaskableOrder("", 0, "")
     vector = " ".join(f"{part.part}={part.digest}" for part in result.parts)
-    served = {part.part: result.served.get(part.part, "") for part in result.parts}
+    served = {part.part: result.served.get(part.part, "") for part in result.parts if part.part != SOLVED}
+    samples = "".join(f"{OF_SAMPLES}{part.digest}" for part in result.parts if part.part == SOLVED)
     start = digest_of_text(msgspec.json.encode(served, order="sorted"))
     if result.of_samples:
         start = f"{OF_SAMPLES}{vector}"
-    return MaskableOrder(result.order_id, result.round, vector, start, book)
+    return MaskableOrder(result.order_id, result.round, vector, start, book, samples)
 
 
 def _kept(orders: OrderStore) -> MemberState:

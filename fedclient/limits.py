@@ -28,7 +28,7 @@ from attune.common.exchange.registry import secure_sum_in
 from attune.common.identity.names import check_name
 from attune.common.methods.method import SOLVED
 from attune.common.methods.registry import configured_on_device, packages_on_devices
-from attune.common.plan import Plan, run_name
+from attune.common.plan import FEWEST_DEVICES, Plan, run_name
 from attune.common.plugins import check_allowed, check_installed, check_model_allowed
 from attune.common.protocol import SPENT
 from attune.common.text import clean, from_json, listed
@@ -260,13 +260,15 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
     return before
 
 
-def check_sums(order: Order, options: DeviceOptions) -> None:
-    """Check that an order asks for sums over samples only where the owner allows it.
+def check_sums(order: Order, options: DeviceOptions, plan: Plan | None) -> None:
+    """Check that an order asks for sums over samples only where the owner allows it, or masks hide them among enough others.
 
     Raises:
         Forbidden: It asks for them all the same.
     """
-    if SOLVED in order.returns and "sums" not in options.disclose:
+    adds_up = SOLVED in order.returns
+    secure = secure_sum_in(plan.transforms) if adds_up and plan is not None else None
+    if adds_up and not ("sums" in options.disclose if secure is None else secure.devices >= FEWEST_DEVICES):
         raise Forbidden("the server asked for sums over samples; this device's owner allows none (--disclose sums)")
 
 

@@ -142,6 +142,7 @@ class MaskableOrder:
         vector: Digest of that update, before it is masked.
         start: Digest of what was served, from which it follows; empty: it follows from no start.
         book: The sums in which this device was before.
+        samples: Start of sums over samples that are handed in beside; empty: there are none.
     """
 
     order_id: str
@@ -149,6 +150,12 @@ class MaskableOrder:
     vector: str
     start: str = ""
     book: SumBook = field(default_factory=SumBook)
+    samples: str = ""
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """All that it follows from."""
+        return (self.start, self.samples) if self.samples else (self.start,)
 
 
 class Participant:
@@ -194,8 +201,9 @@ class Participant:
         elif (message.order_id, message.attempt, trained.vector) != (state.order_id, state.attempt, state.vector):
             raise UpdateRefused(f"attempt {message.attempt} of round {trained.round} is none for which this device has keys")
         # The others could sum what it has masked with any part of them. So it masks only if all who could be in the sum may be.
-        elif why := trained.book.refuses(trained.start, {member.name for member in message.members}, self.same_cohort):
-            raise UpdateRefused(why)
+        for start in trained.starts if message.exchange != "keys" else ():
+            if why := trained.book.refuses(start, {member.name for member in message.members}, self.same_cohort):
+                raise UpdateRefused(why)
         answers = {
             "keys": self._keys,
             "shares": self._shares,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,8 @@ def simulate(
     if benchmark is not None:
         refuse_beside_benchmark()
         check_folder(out or Path("benchmark-out"))
-        run_recipe(benchmark, data, out or Path("benchmark-out"), listed or (() if seed is None else (seed,)))
+        scale = table["standardise"] or ""
+        run_recipe(benchmark, data, out or Path("benchmark-out"), listed or (() if seed is None else (seed,)), scale)
         return
     if not data:
         raise click.UsageError("say --data SHARD, or --benchmark NAME")
@@ -264,7 +266,7 @@ def refuse_beside_benchmark() -> None:
     given = [
         min(option.opts, key=len)
         for option in context.command.params
-        if option.name not in ("benchmark", "data", "seed", "seeds", "out")
+        if option.name not in ("benchmark", "data", "seed", "seeds", "out", "standardise")
         and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
     ]
     if given:
@@ -274,8 +276,10 @@ def refuse_beside_benchmark() -> None:
         )
 
 
-def run_recipe(name: str, data: tuple[str, ...], out: Path, seeds: Sequence[int]) -> None:
+def run_recipe(name: str, data: tuple[str, ...], out: Path, seeds: Sequence[int], standardise: str = "") -> None:
     """Run a recipe, print its table, and write rows and a picture into `out`.
+
+    With a scale of one's own they have other names: a file holds rows of one scale.
 
     Raises:
         click.UsageError: The recipe needs a data set and has none, or the reverse.
@@ -284,6 +288,8 @@ def run_recipe(name: str, data: tuple[str, ...], out: Path, seeds: Sequence[int]
     from attune.simulation.recipes.run import run
 
     recipe = catalogue.get(name)
+    if standardise:
+        recipe = replace(recipe, name=f"{name}-{standardise}", standardise=standardise)
     if len(data) != bool(recipe.data):
         raise click.UsageError(
             f"--benchmark {name} takes " + (f"--data, one path of {recipe.data}" if recipe.data else "no --data")

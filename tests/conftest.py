@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -35,6 +38,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     aio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}))
     return True
+
+
+@pytest.fixture(scope="module")
+def federation_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """Return a function that makes federations of real processes, each in a folder of its own. All end with the module."""
+    from tests.e2e.harness import Federation
+
+    with ExitStack() as made:
+        yield lambda name: made.enter_context(closing(Federation(tmp_path_factory.mktemp(name))))
 
 
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().split())

@@ -28,7 +28,7 @@ class SecureSumSettings(TransformSettings, frozen=True, forbid_unknown_fields=Tr
         norm: Largest L2 norm of a device's change; 0: no bound.
         most_samples: The training samples that have the weight 1.
         uniform: Every device has the weight 1.
-        exact: Updates are sums over samples, whose sum is exact. A device is in one such sum.
+        exact: Updates are sums over samples, whose sum is exact. A device is in one such sum. It is on for `beside`.
     """
 
     implementation: ClassVar[str] = "attune.common.secure.secure_sum:SecureSum"
@@ -73,9 +73,11 @@ def secure_sum_in(transforms: Mapping[str, Any]) -> SecureSumSettings | None:
     return cast(SecureSumSettings, settings_of({SECURE_SUM: transforms[SECURE_SUM]})[SECURE_SUM])
 
 
-def transforms_for(part: str, settings: Mapping[str, TransformSettings]) -> list[Transform]:
-    """Make the transforms of a part, in order."""
+def transforms_for(part: str, settings: Mapping[str, TransformSettings], beside: bool = False) -> list[Transform]:
+    """Make the transforms of a part, in order. Sums over samples `beside` a method's updates have masks alone."""
     chosen = {name: options for name, options in settings.items() if options.applies_to(part)}
+    if beside:
+        chosen = {name: msgspec.structs.replace(of, exact=True) for name, of in chosen.items() if name == SECURE_SUM}
     return [cast(Any, implementation_of(type(options), name))(name, options) for name, options in chosen.items()]
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from attune.common.errors import UpdateRefused
+from attune.common.models.closed_form import member_sizes
+from attune.common.plan import Plan
 from attune.common.wire.header import Manifest, TensorSpec
 from attune.common.wire.tensors import Tensors
 
@@ -44,11 +46,39 @@ def sums_manifest(outputs: int, sizes: Sequence[int], *, one_sum: bool = False) 
     return {name: TensorSpec("F64", shape) for name, shape in {**shapes, ERRORS: errors}.items()}
 
 
-def nothing_solved(outputs: int, sizes: Sequence[int]) -> Tensors:
-    """Return what clients are served before the first sums: W (C, D) of zeros, and the strength 0."""
-    zero = torch.zeros((), dtype=torch.float64)
-    weight_CD = torch.zeros(outputs, sum(sizes), dtype=torch.float64)
-    return {WEIGHT: weight_CD, STRENGTH: zero, BLOCK: zero.clone(), SIZES: torch.tensor(sizes, dtype=torch.float64)}
+def nothing_solved(outputs: int, sizes: Sequence[int], one_sum: bool = False) -> Tensors:
+    """Return what clients are served before the first sums: W (C, D) of zeros, and the strength 0.
+
+    With `one_sum` there is room for one sum of all devices, too.
+    """
+    shapes: dict[str, tuple[int, ...]] = {WEIGHT: (outputs, sum(sizes)), STRENGTH: (), BLOCK: ()}
+    if one_sum:
+        of_sums = sums_manifest(outputs, sizes)
+        shapes |= {GRAM: of_sums[GRAM].shape, CROSS: of_sums[CROSS].shape, GAMMA: (len(sizes),), COUNTED: ()}
+    zeros = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    return {**zeros, SIZES: torch.tensor(sizes, dtype=torch.float64)}
+
+
+def nothing_served(plan: Plan) -> Tensors:
+    """Return the same for the closed form that joins the blends of a plan."""
+    return nothing_solved(plan.model.classes, member_sizes(), plan.one_sum)
+
+
+def without_own(served: Mapping[str, Tensor], own_sums: Mapping[str, Tensor], gamma: float | None = None) -> Tensor:
+    """Return W (C, D) by a served sum of all devices, without what a device in it has given.
+
+    Args:
+        served: The sum, and what else is served with it.
+        own_sums: What the device has given.
+        gamma: Strength of the ridge; None: the served ones.
+
+    Raises:
+        RuntimeError: The rest is a sum of no samples.
+    """
+    rest = {name: served[name] - served[COUNTED] * own_sums[name].to(served[name]) for name in (GRAM, CROSS)}
+    gammas = [gamma] * len(served[GAMMA]) if gamma else served[GAMMA].tolist()
+    blocks = zip(gammas, blocks_of(rest, sizes_of(served)), strict=True)
+    return torch.cat([solved(G_DD, B_DC, strength) for strength, (_, G_DD, B_DC) in blocks], dim=1)
 
 
 def sizes_of(tensors: Mapping[str, Tensor]) -> list[int]:

@@ -44,7 +44,7 @@ class ClosedForm(nn.Module):
         if sum(features) > MOST_FEATURES or spec.classes > MOST_OUTPUTS:
             raise SettingError(
                 f"a closed form takes at most {MOST_FEATURES:,} features and {MOST_OUTPUTS:,} outputs, and here are "
-                f"{sum(features):,} and {spec.classes:,}: take another method"
+                f"{sum(features):,} and {spec.classes:,}: take fewer of them (model.features, model.widths), or another method"
             )
         if spec.per_position:
             raise SettingError("a closed form gives one answer for a sample, and here every token has a label")
@@ -97,11 +97,13 @@ class RandomFeatures(ClosedForm):
                 "method, or smaller images"
             )
         draws = np.random.RandomState(options.seed)  # numpy promises that its numbers never change
-        width_R = np.repeat(options.widths, options.features)
-        frequency_IR = draws.standard_normal((inputs, len(width_R))) * width_R / math.sqrt(inputs)
-        phase_R = draws.uniform(0, 2 * math.pi, len(width_R))
-        for name, drawn in (("frequency", frequency_IR), ("phase", phase_R)):
-            self.register_buffer(name, torch.tensor(drawn, dtype=torch.float32), persistent=False)
+        R, most = options.features, 2 * math.pi
+        drawn = [
+            (draws.standard_normal((inputs, R)) * w / math.sqrt(inputs), draws.uniform(0, most, R)) for w in options.widths
+        ]
+        for name, pieces in zip(("frequency", "phase"), zip(*drawn, strict=True), strict=True):
+            numbers = np.concatenate(pieces, axis=-1)
+            self.register_buffer(name, torch.tensor(numbers, dtype=torch.float32), persistent=False)
         self._features, sums = options.features, dict[str, tuple[int, ...]]()
         if options.one_sum:
             triangles = sum((number + 1) * (number + 2) // 2 for number in kinds)

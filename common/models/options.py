@@ -149,7 +149,8 @@ class ClosedFormOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
 
     # Random features of a sample, of each width. What a device hands in grows with their square: 1 MB at 500, 64 MB at 4,000.
     features: Annotated[int, msgspec.Meta(ge=1, le=4000)] = 500
-    # Widths of the random features, for inputs of variance 1: narrow ones are smoother. Of several, the fleet chooses.
+    # Widths of the random features, for inputs of variance 1: narrow ones are smoother. Of several, the fleet chooses, but the
+    # first predicts unless another is clearly better.
     widths: Widths = (0.5,)
     # There is a regression on the numbers of a sample themselves, too, between which and the others the fleet chooses.
     linear: bool = False

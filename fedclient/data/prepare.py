@@ -52,14 +52,14 @@ class Prepared:
         standardiser: Scaling of the features, or None if they stay as they are.
         test_groups: Group of each test sample, (N,). Samples of one group are not independent.
         targets: Scale of the numbers to predict; None in other tasks.
-        validation_weight: Weight of each validation sample, (V,) float64, such that a group counts as one sample. None if
-            every sample counts as one.
+        validation_weight: Weight of each validation sample, (V,) float64: a group counts as one. None: every sample does.
         train_groups: Number of each training sample's group, (N,) int64, from 0. None without groups.
         validation_groups: Group of each validation sample, (V,), numbered from 0. None without groups.
         dial: The samples by which the dial is set, if they are others than those for validation.
         places: Places in the shard of all samples but those for testing: first those to train on, then those for validation,
             then those of the dial.
         groups: Groups of the same samples, in the order of the shard; None without groups.
+        in_common: Whether all devices scale features alike, so that sums over their samples mean something.
     """
 
     train_x: Tensor
@@ -77,6 +77,7 @@ class Prepared:
     dial: HeldOut | None = None
     places: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     groups: npt.NDArray[np.intp] | None = None
+    in_common: bool = True
 
     @property
     def dial_samples(self) -> HeldOut:
@@ -105,12 +106,11 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     if plan.is_private and shard.schema is not None:
         shard = _filled_by_schema(shard, shard.schema)
     check_columns(shard, plan.column_names)
-    seed = derive(plan.seed, "validation")
     targets = (plan.targets or _own_scale(shard, plan)) if plan.task == "regression" else None
     y_train, y_test = y_of(shard, plan.task, plan.classes, targets)
     # With privacy, the label of one sample must not decide which others are trained on.
     layers = np.zeros(len(y_train), np.int64) if plan.is_private else strata(y_train, plan.task)
-    fitted, held = hold_out(layers, plan.train.validation, seed, shard.kind, shard.groups)
+    fitted, held = hold_out(layers, plan.train.validation, derive(plan.seed, "validation"), shard.kind, shard.groups)
     fitted, dialled = _held_out_for_dial(shard, plan, layers, fitted)
     standardiser = _standardiser(shard, plan, fitted)
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
@@ -124,6 +124,7 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     return Prepared(
         x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, _weights(shard, held), targets,
         numbers, held_groups, dial, places, all_groups,
+        shard.kind == "images" or (shard.over_the_federation and plan.scale is not None),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ Tensors = dict[str, Tensor]
 
 # The names under which sets of tensors are committed beside the model's.
 RECEIVED, LOCAL, TRAINED, OWED, EMBEDDING = "received", "local", "trained", "owed", "embedding"
-LOOP, LOOP_LOCAL = "loop", "loop-local"
+LOOP, LOOP_LOCAL, GIVEN = "loop", "loop-local", "given"
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class DeviceState:
         owed: Errors of the last update's encoding, which the next update makes up for.
         local: The local model; None without one.
         solved: What the server served last of the closed form that joins blends; empty: nothing since the start.
+        given: What the device gave to the one sum over samples behind masks; empty: nothing.
         loop: State that a user's training loop keeps for the method's model.
         loop_local: The same for the local model.
     """
@@ -46,6 +47,7 @@ class DeviceState:
     owed: Tensors = field(default_factory=dict)
     local: Tensors | None = None
     solved: Tensors = field(default_factory=dict)
+    given: Tensors = field(default_factory=dict)
     loop: Mapping[str, Tensor] = field(default_factory=dict)
     loop_local: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -72,6 +74,7 @@ class DeviceState:
             trained=orders.beside(newest, TRAINED),
             owed=orders.beside(newest, OWED) or {},
             local=orders.beside(newest, LOCAL),
+            given=orders.beside(newest, GIVEN) or {},
             loop=orders.beside(newest, LOOP) or {},
             loop_local=orders.beside(newest, LOOP_LOCAL) or {},
         )
@@ -114,6 +117,7 @@ class DeviceState:
         sets: dict[str, Mapping[str, Tensor] | None] = {
             EMBEDDING: self.embedding.tensors() if self.embedding else None,
             LOCAL: self.local,
+            GIVEN: self.given,
             TRAINED: self.trained,
             OWED: self.owed,
             LOOP: self.loop,

@@ -11,6 +11,7 @@ from operator import itemgetter
 import msgspec
 import torch
 
+from attune.common.errors import Forbidden
 from attune.common.exchange.messages import Order
 from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, NETWORKS, RIVALS, Choice
@@ -52,6 +53,7 @@ class DeviceModels:
     common: Tensors
     trained: Tensors | None
     solved: Tensors
+    given: Tensors
 
 
 class Evaluation:
@@ -268,12 +270,25 @@ class Evaluation:
         """
         return FederatedRidge(self._plan.model, samples_of(self._data, self._plan, torch.device("cpu")), held_of(self._data))
 
+    def sums(self, one_sum: bool) -> Tensors:
+        """Return what the device hands in of it, as FederatedRidge.sums; zeros if it scales its columns by itself.
+
+        Raises:
+            Forbidden: Then it is in no sum of many devices, who count on it.
+        """
+        values = self.federated.sums(one_sum)
+        if self._data.in_common:
+            return values
+        if one_sum:
+            raise Forbidden("this device scales its columns by itself, and is in no sum over samples")
+        return {name: torch.zeros_like(tensor) for name, tensor in values.items()}
+
     def _fitted(self, held: DeviceModels) -> Portfolio | None:
         """Return the models that the device fits, with those of the closed form."""
         portfolio = self._portfolio()
-        if portfolio is None or not held.solved:
+        if portfolio is None or not held.solved or not self._data.in_common:
             return portfolio
-        return portfolio.joined(self.federated.models(held.solved))
+        return portfolio.joined(self.federated.models(held.solved, held.given))
 
     def _prepared(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Tensors]:
         """Return the own model, ready to predict."""

@@ -23,8 +23,7 @@ from attune.common.exchange.registry import settings_of, transforms_for
 from attune.common.exchange.transform import SUMMED, Chain, DeviceContext, PartUpdate
 from attune.common.faults import fail_at
 from attune.common.methods.method import SOLVED
-from attune.common.methods.ridge import nothing_solved
-from attune.common.models.closed_form import member_sizes
+from attune.common.methods.ridge import GAMMA, nothing_served
 from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.header import Manifest
@@ -117,7 +116,7 @@ class Learner:
         embedding = embedding_of(configured, shared.network.model, plan, name, len(prepared.train_x), source)
         wire: dict[str, Manifest] = {PART: embedding.generator.manifest} if embedding else {}
         if plan.closed_form:
-            wire[SOLVED] = manifest_of(nothing_solved(plan.model.classes, member_sizes()))
+            wire[SOLVED] = manifest_of(nothing_served(plan))
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         state = DeviceState(initial | self.trainer.extras(initial), {name: initial[name] for name in travels}, embedding)
         served: Mapping[str, str] = {}
@@ -290,7 +289,8 @@ class Learner:
     ) -> Jobs[tuple[OrderResult, dict[str, Tensors]]]:
         """Compare the models, and return the result and the tensors of each model that the device keeps."""
         order = work.order
-        models = DeviceModels(state.theta, state.received, self._common(order, fetched), state.trained, state.solved)
+        common = self._common(order, fetched)
+        models = DeviceModels(state.theta, state.received, common, state.trained, state.solved, state.given)
         comparing = self.evaluation.compared(result, models, order, self._seeds(order.round), work.cancelled)
         result, kept = yield from quietly(self.private, comparing, (result, {}))
         fail_at(self.name, order.round, "compared")
@@ -308,12 +308,14 @@ class Learner:
 
     def _handed_in(self, state: DeviceState, order: Order, result: OrderResult) -> tuple[DeviceState, dict[str, Tensors], bool]:
         """Return the state after handing in, the encoded tensors of each part, and whether they are sums over samples."""
-        parts, owed, embedding, of_samples = {}, dict(state.owed), state.embedding, False
+        parts, owed, embedding, given, of_samples = {}, dict(state.owed), state.embedding, state.given, False
         for part in self._returned(order):
             change = self.returns[part] == "change"
             before = state.received if change or any(ref.part == part for ref in order.downloads) else None
             if part == SOLVED:
-                values = self.evaluation.federated.sums()
+                is_one_sum = GAMMA in self.holdings.expected(SOLVED)
+                values = self.evaluation.sums(is_one_sum)
+                given = values if is_one_sum else {}
             elif embedding and part == PART:
                 before = embedding.network
                 values, embedding = embedding.handed_in(state.theta, state.received, order.round)
@@ -324,7 +326,7 @@ class Learner:
                 values = {name: state.theta[name] - state.received[name] if change else state.theta[name] for name in names}
             parts[part], errors = self._written(part, values, before, order, result)
             owed |= errors
-        return replace(state, owed=owed, embedding=embedding), parts, of_samples
+        return replace(state, owed=owed, embedding=embedding, given=given), parts, of_samples
 
     def _common(self, order: Order, fetched: Mapping[str, Tensors]) -> Tensors:
         """Return the cold-start model; empty if the order does not name it."""
@@ -348,8 +350,7 @@ class Learner:
         context = DeviceContext(
             self.name, part, order.round, encoding, change, before, self.state.owed, seed, measured=measured
         )
-        transforms = [] if part == SOLVED else transforms_for(part, self.transforms)
-        chain = Chain([*transforms, PartEncoding()])
+        chain = Chain([*transforms_for(part, self.transforms, beside=part == SOLVED), PartEncoding()])
         update = chain.on_device(PartUpdate(self.name, float(len(self.data.train_x)), values), context)
         return dict(update.tensors), context.errors
 

@@ -223,12 +223,12 @@ class Entrants:
 
 
 def common_settings(overrides: Mapping[str, Any], rounds: int) -> dict[str, Any]:
-    """Return the settings of all entrants: those given, with finishing, and with scores after each rung."""
+    """Return the settings of all entrants: those given, with scores after each rung."""
     given = {key: value for key, value in overrides.items() if key != "auto"}
     scored = [*rungs_of(rounds), rounds]
     if round_settings(given.get("round", {})).patience:  # all candidates train as long
         given = merge(given, {"round": {"rounds": rounds, "patience": 0}})
-    return merge(merge({"train": {"finish": "auto"}}, given), {"train": {"score_after": scored}})
+    return merge(planning.of_several_runs(given), {"train": {"score_after": scored}})
 
 
 def entrants_of(

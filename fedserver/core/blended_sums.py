@@ -39,7 +39,8 @@ def _lacking(plan: Plan, profiles: Mapping[str, Profile], sums: Collection[str])
     if math.prod(plan.model.shape) > MOST_INPUTS or plan.model.classes > MOST_OUTPUTS or len(profiles) > MOST_DEVICES:
         return f"it is for at most {MOST_INPUTS:,} numbers of a sample, {MOST_OUTPUTS} outputs and {MOST_DEVICES:,} devices"
     if (kind != "images" and plan.scale is None) or (plan.task == "regression" and plan.targets is None):
-        return "devices have no common scale: it takes --standardise federation and --disclose statistics"
+        statistics = "masked-statistics" if plan.one_sum else "statistics"
+        return f"devices have no common scale: it takes --standardise federation and --disclose {statistics}"
     if len(profiles.keys() & set(sums)) < FEWEST_SUMS:
         return f"fewer than {FEWEST_SUMS} of {len(profiles)} devices allow it by --disclose sums"
     return ""

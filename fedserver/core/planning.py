@@ -18,6 +18,7 @@ from attune.common.methods.settings.aggregators import ClippedSettings
 from attune.common.models import registry as models
 from attune.common.models.options import SHARPNESS
 from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, closed_form_words, standardisation
+from attune.common.protocol import IN_NO_SUM, SUMS
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of, device_defaults
@@ -40,7 +41,7 @@ from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvoted
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
 from attune.fedserver.core.scale import MaskedScales, check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
-from attune.fedserver.core.secure_policy import ON, SameCohortRounds, defaults_of, transform_of, weighted
+from attune.fedserver.core.secure_policy import ON, SameCohortRounds, defaults_of, no_sums, transform_of, weighted
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 CHANGEABLE = ("adapt_rounds", "adapt", "left_out")
@@ -239,16 +240,28 @@ def _short(value: Any) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
+def of_several_runs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of runs of the same devices: behind masks a home is in one sum over samples, not in one of each."""
+    masked = given.get("privacy", {}).get("secure_aggregation")
+    return merge(given, {"round": {"analytic": "off"}}) if masked else dict(given)
+
+
+def sums_ability(settings: ResolvedSettings) -> str:
+    """Return what devices can do that hand in sums over their samples with their updates."""
+    return IN_NO_SUM if settings.privacy.secure_aggregation else SUMS
+
+
 def check_one_sum(plan: Plan | None, transforms: Mapping[str, Any]) -> None:
     """Check that a run after this plan's asks for no second sum over samples.
 
     Raises:
         SettingError: It does.
     """
-    if plan is not None and all(of.get(SECURE_SUM, {}).get("exact") for of in (plan.transforms, transforms)):
+    had_one = plan is not None and (plan.transforms.get(SECURE_SUM, {}).get("exact") or (plan.closed_form and plan.one_sum))
+    if had_one and transforms.get(SECURE_SUM, {}).get("exact"):
         raise SettingError(
             "behind masks a device hands in to one sum over its samples in the life of its home, and nothing is taken out of "
-            f"it: method {plan.method} gets no other. Revoke a device that is to be forgotten (fedserver revoke), and begin a "
+            "it: method analytic gets no other. Revoke a device that is to be forgotten (fedserver revoke), and begin a "
             "new federation, with new homes of the others"
         )
 
@@ -329,7 +342,8 @@ def make_plan(
         returns["shared"] = "change"  # the state may have moved on when it arrives
     plan = weighted(msgspec.structs.replace(plan, plugins=plugins, returns=returns), profiles)
     if settings.round.analytic == "auto" and not settings.configured.objective.adds_up:
-        plan = with_closed_form(plan, profiles, sums, _no_sums(settings))
+        buffered = "buffered rounds have none" if settings.round.mode == "buffered" else ""
+        plan = with_closed_form(plan, profiles, sums, no_sums(settings.privacy, profiles, sums) or buffered)
     if schema is not None and len(schema.to_json()) > MAX_PLAN_BYTES // 2:
         raise SettingError(
             f"the plan is too long to be sent: its schema has {len(schema.columns)} columns, and categories with many values. "
@@ -341,13 +355,6 @@ def make_plan(
             f"the plan is too long to be sent: it names {len(classes)} classes (most of them from {most}). Declare data.classes"
         )
     return plan
-
-
-def _no_sums(settings: ResolvedSettings) -> str:
-    """Return why no device hands in plain sums over its samples under these settings; empty: it may."""
-    if settings.privacy.unit != "none" or settings.privacy.secure_aggregation:
-        return "with [privacy] no plain sums over samples are handed in"
-    return "buffered rounds have none" if settings.round.mode == "buffered" else ""
 
 
 def _train_of(settings: ResolvedSettings, task: TaskName, profiles: Sequence[Profile]) -> TrainSettings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
@@ -14,7 +14,7 @@ from attune.common.errors import SettingError
 from attune.common.exchange.registry import SECURE_SUM
 from attune.common.methods.method import ConfiguredMethod, Method
 from attune.common.methods.settings.aggregators import AggregatorSettings, HypernetworkSettings, MeanSettings
-from attune.common.plan import Plan, Profile
+from attune.common.plan import FEWEST_DEVICES, Plan, Profile
 from attune.common.protocol import SPARE
 from attune.common.text import listed
 from attune.fedserver.core.messages import Phase
@@ -64,6 +64,25 @@ def transform_of(privacy: PrivacySettings, configured: ConfiguredMethod) -> dict
             **more,
         }
     }
+
+
+def no_sums(privacy: PrivacySettings, devices: Collection[str], able: Collection[str]) -> str:
+    """Return why no device hands in sums over its samples under these settings; empty: it may. Those in `able` can."""
+    if privacy.unit != "none":
+        return "with privacy.unit no sums over samples are handed in, for they have no noise"
+    if privacy.secure_aggregation and privacy.secure_devices < FEWEST_DEVICES:
+        return (
+            f"privacy.secure_aggregation cannot be combined with privacy.secure_devices = {privacy.secure_devices}: sums over "
+            f"samples have at least {FEWEST_DEVICES} devices"
+        )
+    if privacy.secure_aggregation and len(devices) < FEWEST_DEVICES:
+        return f"behind masks it takes {FEWEST_DEVICES} devices"
+    if privacy.secure_aggregation and (lacking := set(devices) - set(able)):
+        return (
+            f"{len(lacking)} of {len(devices)} devices were in such a sum before, and a home is in one; or they scale columns "
+            "by themselves, or need an update"
+        )
+    return ""
 
 
 def short_step(settings: AggregatorSettings) -> str:

@@ -9,11 +9,12 @@ from functools import partial
 
 from attune.common.exchange.messages import Order, WorkName
 from attune.common.methods.method import SOLVED
-from attune.common.protocol import CLOSED_FORM, SUMS
+from attune.common.protocol import CLOSED_FORM, EXACT_SUMS, IN_NO_SUM, SUMS
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.finishing import lengthened, stops_after, trial_round
 from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.orderbook import counted, lacks_sums, needs_download
+from attune.fedserver.core.planning import sums_ability
 from attune.fedserver.core.prior import NO_PRIOR, Prior, fitted_of, prior_of, votes_of
 from attune.fedserver.core.records import DeviceRecord, Smaller
 from attune.fedserver.core.round import left_s
@@ -31,6 +32,7 @@ class OrderSender:
     def __init__(self, state: FederationState, fewest: int) -> None:
         self._state, self._fewest = state, fewest  # fewest: votes of which a prior is made
         self._settings, self._ledger, self._lab, self._book = state.settings, state.storage.ledger, state.lab, state.book
+        self._in_one_sum = sums_ability(state.settings) == IN_NO_SUM  # samples are, behind masks
         self._priors: dict[int, Prior] = {}  # of the evaluation after this round, once it was asked for
         self._stops: dict[int, tuple[int, ...]] = {}  # likewise: epochs of finishing
 
@@ -201,12 +203,15 @@ class OrderSender:
         if record.adapting and adaptation is not None:
             return adaptation.trains, [part for part in parts if part in adaptation.returns]
         asked = parts if self._state.round.hands_in(name) else ()
-        adds_up = self._state.streams.can(name, SUMS) and lacks_sums(record, device)
+        in_plain = self._state.streams.can(name, SUMS) and lacks_sums(record, device)
+        adds_up = not record.round if self._in_one_sum else in_plain  # behind masks the whole cohort of the first round
         return (), [part for part in asked if part != SOLVED or adds_up]
 
     def _takes(self, served: Mapping[str, Blob], record: Record, device: DeviceRecord | None, work: str) -> dict[str, Blob]:
         """Return what a device downloads for an order."""
-        needed, knows = self._needs_download(record, device, work), device and self._state.streams.can(device.name, CLOSED_FORM)
+        needed = self._needs_download(record, device, work)
+        ability = EXACT_SUMS if self._in_one_sum else CLOSED_FORM
+        knows = device and self._state.streams.can(device.name, ability)
         return {part: blob for part, blob in served.items() if (knows if part == SOLVED else needed)}
 
     def _needs_download(self, record: Record, device: DeviceRecord | None, work: str) -> bool:

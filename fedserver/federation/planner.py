@@ -14,7 +14,7 @@ from attune.common.errors import AttuneError, SettingError, ShapeMismatch, Updat
 from attune.common.exchange.messages import Notice, Welcome
 from attune.common.faults import SERVER, fail_at
 from attune.common.plan import Plan, Profile
-from attune.common.protocol import LOCAL_SCALE, SUMS
+from attune.common.protocol import LOCAL_SCALE
 from attune.common.schema import Schema
 from attune.common.text import clean, listed
 from attune.fedserver.core import data_form, planning
@@ -144,7 +144,8 @@ class Planner:
     async def _make_plan(self, profiles: Mapping[str, Profile]) -> None:
         """Fix the plan, make the state before round 1 durable, and tell all waiting devices."""
         state, settings, overcome = self._state, self._state.settings, self._state.troubles.overcome
-        common, sums = self._masked.common, [name for name in profiles if state.streams.can(name, SUMS)]
+        ability, common = planning.sums_ability(settings), self._masked.common
+        sums = [name for name in profiles if state.streams.can(name, ability)]
         plan = planning.make_plan(settings, profiles, self._name, state.run, self._fewest, common, sums)
         started = await overcome("making the first state", partial(state.lab.start, plan, [], 0))
         plan = planning.pinned(plan, started.body_digest)

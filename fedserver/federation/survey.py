@@ -18,7 +18,7 @@ from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
 from attune.common.plan import Profile
 from attune.common.privacy.noisy_statistics import NoisySums
 from attune.common.protocol import NOISY_STATISTICS, STATISTICS
-from attune.common.site_statistics import MOST_COLUMNS, Centre, SiteSketches, SiteSums
+from attune.common.site_statistics import MOST_COLUMNS, SiteSketches, SiteSums
 from attune.common.text import clean, from_json
 from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.streams import Streams
@@ -94,22 +94,25 @@ class Survey:
         if self._noisy is not None:
             return await self._noisy_run(self._noisy, columns, patience_s)
         async with self._turn:
-            profiles = self._streams.profiles()
-            known = {name for profile in profiles.values() for name in columns_of(profile)}
+            known = {name for profile in self._streams.profiles().values() for name in columns_of(profile)}
             if lacking := [name for name in columns if name not in known]:
                 raise SettingError(f"no connected device has a column {clean(lacking[0])!r}")
-            without = {name: TOO_OLD for name in profiles if not self._streams.can(name, STATISTICS)}
-            asked = profiles.keys() - without.keys()
+            profiles, without = self._able(STATISTICS)
             question = StatisticsRequest("", tuple(columns))
-            reports = await self._pass(asked, question, patience_s)
-            sites, refused = await asyncio.to_thread(_sums_in, reports, profiles)
+            sites, refused = await self._pass(
+                profiles, question, patience_s, SiteSums, lambda name, sums: check_sums(sums, profiles[name])
+            )
             survival = survival_columns(profiles[name] for name in sites)
             centres = centres_of(sites, survival=survival)
             question = replace(question, centres_json=msgspec.json.encode(centres))
-            reports = await self._pass(sites.keys(), question, patience_s) if centres else {}
-            sketches, _ = await asyncio.to_thread(_sketches_in, reports, sites, centres, survival)
-            silent = dict.fromkeys(asked - sites.keys() - refused.keys(), SILENT)
-            return await asyncio.to_thread(fleet_statistics, sites, sketches, profiles, without | refused | silent)
+            sketches, _ = await self._pass(
+                sites if centres else (),
+                question,
+                patience_s,
+                SiteSketches,
+                lambda name, sketches: check_sketches(sketches, sites[name], centres, survival),
+            )
+            return await asyncio.to_thread(fleet_statistics, sites, sketches, profiles, without | refused)
 
     def answered(self, name: str, report: StatisticsReport) -> None:
         """Take in the answer of a device. An answer that was not asked for is dropped."""
@@ -126,23 +129,30 @@ class Survey:
     async def _noisy_run(self, noisy: NoisyQuestions, columns: Sequence[str], patience_s: float) -> FleetStatistics:
         """Ask the connected devices for sums with noise, in one pass."""
         async with self._turn:
-            profiles = self._streams.profiles()
-            without = {name: TOO_OLD for name in profiles if not self._streams.can(name, NOISY_STATISTICS)}
-            asked = {name: profile for name, profile in profiles.items() if name not in without}
-            layout, withheld = noisy.layout(asked, columns)
+            profiles, without = self._able(NOISY_STATISTICS)
+            layout, withheld = noisy.layout(profiles, columns)
+            samples = {name: profile.samples + profile.test_samples for name, profile in profiles.items()}
             question = StatisticsRequest("", noisy_json=msgspec.json.encode(layout))
-            reports = await self._pass(asked, question, patience_s)
-            samples = {name: profile.samples + profile.test_samples for name, profile in asked.items()}
-            answers, refused = await asyncio.to_thread(
-                _read, reports, NoisySums, lambda name, sums: sums.check(layout, samples[name])
+            answers, refused = await self._pass(
+                profiles, question, patience_s, NoisySums, lambda name, sums: sums.check(layout, samples[name])
             )
-            silent = dict.fromkeys(asked.keys() - answers.keys() - refused.keys(), SILENT)
-            return await asyncio.to_thread(noisy_fleet, layout, answers, without | refused | silent, withheld)
+            return await asyncio.to_thread(noisy_fleet, layout, answers, without | refused, withheld)
+
+    def _able(self, ability: str) -> tuple[dict[str, Profile], dict[str, str]]:
+        """Return what the connected devices with an ability declare, and why the others are not asked."""
+        profiles = self._streams.profiles()
+        able = {name: profile for name, profile in profiles.items() if self._streams.can(name, ability)}
+        return able, dict.fromkeys(profiles.keys() - able.keys(), TOO_OLD)
 
     async def _pass(
-        self, names: Collection[str], question: StatisticsRequest, patience_s: float
-    ) -> Mapping[str, StatisticsReport]:
-        """Ask these devices, and return the answers that come in time."""
+        self,
+        names: Collection[str],
+        question: StatisticsRequest,
+        patience_s: float,
+        form: type[T],
+        check: Callable[[str, T], None],
+    ) -> tuple[dict[str, T], dict[str, str]]:
+        """Ask these devices, and return the answers that come in time and pass the check, and why others have none."""
         self._id, self._awaited, self._reports, self._bytes = secrets.token_hex(8), set(names), {}, 0
         self._all_here.clear()
         for name in names:
@@ -150,21 +160,9 @@ class Survey:
         with contextlib.suppress(TimeoutError):
             async with aio.timeout(patience_s if names else 0):
                 await self._all_here.wait()
-        self._awaited = set()
-        return self._reports
-
-
-def _sums_in(
-    reports: Mapping[str, StatisticsReport], profiles: Mapping[str, Profile]
-) -> tuple[dict[str, SiteSums], dict[str, str]]:
-    """Return the sums of the devices, and why others have none."""
-    return _read(reports, SiteSums, lambda name, sums: check_sums(sums, profiles[name]))
-
-
-def _sketches_in(
-    reports: Mapping[str, StatisticsReport], sites: Mapping[str, SiteSums], centres: Mapping[str, Centre], survival: list[str]
-) -> tuple[dict[str, SiteSketches], dict[str, str]]:
-    return _read(reports, SiteSketches, lambda name, sketches: check_sketches(sketches, sites[name], centres, survival))
+        silent, self._awaited = dict.fromkeys(self._awaited, SILENT), set()
+        answers, refused = await asyncio.to_thread(_read, self._reports, form, check)
+        return answers, refused | silent
 
 
 def _read(

@@ -12,6 +12,7 @@ import msgspec
 from attune.common.errors import AttuneError, LimitExceeded, OrderClosed, UnknownBlob, UpdateRefused
 from attune.common.exchange.messages import Order, Receipt, Update, UploadTarget
 from attune.common.faults import SERVER, fail_at
+from attune.common.methods.method import SOLVED
 from attune.common.metrics import read_metrics
 from attune.common.protocol import REWRITTEN
 from attune.common.task import TaskName
@@ -153,8 +154,12 @@ class Updates:
         if not self._secure.on:
             return self._state.book.order(name, order_id).returns
         if self._secure.awaits(OrderId.parse(order_id, name)):
-            return sorted(self._state.max_bytes)
+            return self._masked_parts(OrderId.parse(order_id, name).round)
         raise OrderClosed(f"no masked update for {order_id} is waited for")
+
+    def _masked_parts(self, number: int) -> Sequence[str]:
+        """Return the parts that each device of a round hands in behind masks: sums over samples are of the first one."""
+        return [part for part in sorted(self._state.max_bytes) if part != SOLVED or number == 1]
 
     # --- updates
 
@@ -211,8 +216,9 @@ class Updates:
             return Receipt(late=f"attempt {update.attempt} of {order_id} is over")
         sent, here = {ref.part: ref.digest for ref in update.parts}, dict[str, Blob]()
         try:
-            if sorted(sent) != sorted(self._state.max_bytes) or any(ref.encoding for ref in update.parts):
-                raise UpdateRefused(f"{name} handed in {sorted(sent)}; {sorted(self._state.max_bytes)} are masked")
+            asked = self._masked_parts(order_id.round)
+            if sorted(sent) != asked or any(ref.encoding for ref in update.parts):
+                raise UpdateRefused(f"{name} handed in {sorted(sent)}; {asked} are masked")
             await self._take_in(order_id, update)
             for part, digest in sent.items():
                 here[part] = await self._executors.disk(self._uploads.take, name, part, digest)

@@ -10,6 +10,7 @@ from torch import Tensor
 from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.registry import transforms_for
 from attune.common.exchange.transform import Chain, Transform, TransformSettings
+from attune.common.methods.method import SOLVED
 from attune.common.methods.ridge import sizes_of
 from attune.common.methods.settings.aggregators import AggregatorSettings, ClosedFormSettings
 from attune.common.plan import Plan
@@ -39,7 +40,14 @@ def chain_of(
     checks: list[Transform] = [NormLimit(), FiniteCheck(), ShapeCheck()]
     if isinstance(settings, ClosedFormSettings):
         checks = [SumsCheck(task, sizes_of(values)), *checks[1:]]  # sums are no change, whose norm has a limit
-    return Chain([*(bounds if noise is None else [noise]), *checks, *transforms_for(part, transforms), PartEncoding()])
+    return Chain(
+        [
+            *(bounds if noise is None else [noise]),
+            *checks,
+            *transforms_for(part, transforms, beside=part == SOLVED),
+            PartEncoding(),
+        ]
+    )
 
 
 def noise_of(plan: Plan, blobs: Blobs, blocks: int) -> ClientNoise | None:

@@ -17,9 +17,8 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import SOLVED, PartKind, assign
 from attune.common.methods.registry import configured_in
-from attune.common.methods.ridge import GRAM, nothing_solved
+from attune.common.methods.ridge import GRAM, nothing_served
 from attune.common.models.body import body_of, forget
-from attune.common.models.closed_form import member_sizes
 from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, tensors_of
 from attune.common.plan import Plan
@@ -104,7 +103,7 @@ class Engine:
         transforms = settings_of(plan.transforms)
         self._noise = noise_of(plan, blobs, len(self._aggregators))
         of = {part: {name: value for name, value in tensors_of(model).items() if assignment[name] == part} for part in parts}
-        initial = of | ({SOLVED: nothing_solved(plan.model.classes, member_sizes())} if plan.closed_form else {})
+        initial = of | ({SOLVED: nothing_served(plan)} if plan.closed_form else {})
         self._chains = {
             part: chain_of(part, self._settings[part], transforms, self._noise, plan.task, initial[part]) for part in parts
         }
@@ -337,7 +336,8 @@ class Engine:
     def _update(self, part: PartKind, name: str, entry: AcceptedUpdate, stack: ExitStack) -> PartUpdate:
         file, sealed_by = self._opened(entry.parts[part], stack), self._chains[part].sealed_by
         values = file if sealed_by else Cast(file, self.manifests[part])
-        samples = values[GRAM][-1] if part == SOLVED else entry.row.samples or 0  # networks train on fewer than sums are over
+        # Networks train on fewer samples than sums are over.
+        samples = values[GRAM][-1] if part == SOLVED and not sealed_by else entry.row.samples or 0
         update = PartUpdate(name, float(samples), values, facts=entry.facts.get(part, {}))
         return update.sealed(sealed_by) if sealed_by else update
 

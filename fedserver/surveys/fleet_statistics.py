@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from functools import reduce
 from itertools import accumulate
 
@@ -26,7 +27,7 @@ from attune.common.site_statistics import (
     output_columns,
 )
 from attune.fedserver.core.scale import can_be_joined, joined
-from attune.fedserver.surveys.kaplan_meier import KaplanMeier, is_within, kaplan_meier
+from attune.fedserver.surveys.kaplan_meier import KaplanMeier, fleet_survival, is_within
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 BINS = 20  # of a histogram, before bins with too few rows or devices are joined
@@ -196,7 +197,7 @@ def centres_of(sites: Mapping[str, SiteSums], fewest: int = FEWEST_DEVICES, surv
     centres = {}
     for name, columns in _by_column(sites).items():
         whole = reduce(_both, columns)
-        if _shown(columns, fewest):
+        if sum(column.rows > 0 for column in columns) >= fewest and whole.rows >= FEWEST_ROWS:
             centres[name] = Centre(whole.mean, math.sqrt(whole.squares / whole.rows))
     times, events = survival or ("", "")
     return centres | ({events: centres[times]} if events in centres and times in centres else {})
@@ -231,31 +232,16 @@ def fleet_statistics(
     classes, distance = _classes(sites, profiles, fewest)
     between = [column.between for column in columns.values() if column.between is not None]
     first, why = advice(distance, max(between, default=None))
-    over_time = _survival(sketches, centres, survival, fewest)
+    over_time = fleet_survival(sketches, centres, survival, fewest)
     return FleetStatistics(
         len(sites), dict(without), samples, columns, classes, distance, first=first, why=why, survival=over_time
     )
-
-
-def _survival(
-    sketches: Mapping[str, SiteSketches], centres: Mapping[str, Centre], survival: Sequence[str], fewest: int
-) -> KaplanMeier | None:
-    """Return the survival by the devices that sent both sketches."""
-    if not survival or survival[0] not in centres or survival[1] not in centres:
-        return None
-    both = [[site.columns[name] for name in survival] for site in sketches.values() if set(survival) <= site.columns.keys()]
-    return kaplan_meier([times for times, _ in both], [events for _, events in both], centres[survival[0]], fewest)
 
 
 def _by_column(sites: Mapping[str, SiteSums]) -> dict[str, list[ColumnSums]]:
     """Return the sums of the devices that have the column, by column; devices in the order of their names."""
     names = dict.fromkeys(name for device in sorted(sites) for name in sites[device].columns)
     return {name: [sites[device].columns[name] for device in sorted(sites) if name in sites[device].columns] for name in names}
-
-
-def _shown(columns: Sequence[ColumnSums], fewest: int) -> bool:
-    """Return whether enough devices and rows have a value."""
-    return sum(column.rows > 0 for column in columns) >= fewest and sum(column.rows for column in columns) >= FEWEST_ROWS
 
 
 def _both(a: ColumnSums, b: ColumnSums) -> ColumnSums:
@@ -274,20 +260,37 @@ def _statistics(
         return ColumnStatistics(devices)
     whole = reduce(_both, sums)
     between = sum(column.rows * (column.mean - whole.mean) ** 2 for column in sums)
+    return column_statistics(devices, whole.rows, whole.missing, whole.mean, whole.squares, between, sketches, centre, fewest)
+
+
+def column_statistics(
+    devices: int,
+    rows: int,
+    missing: int,
+    mean: float,
+    squares: float | Fraction,
+    between: float | Fraction,
+    sketches: Sequence[ColumnSketch],
+    centre: Centre,
+    fewest: int,
+) -> ColumnStatistics:
+    """Return the statistics of a column, of sums in the clear or behind masks.
+
+    `squares` are those of distances from the mean; `between` is the part of them that lies between devices.
+    """
     quantiles, histogram = None, None
     if sum(bool(sketch.counts) for sketch in sketches) >= fewest:
-        counts = added_sketches(sketches)
-        quantiles = quantiles_of(counts, centre)
+        quantiles = quantiles_of(added_sketches(sketches), centre)
         histogram = histogram_of(sketches, centre, quantiles, fewest)
     return ColumnStatistics(
         devices,
-        whole.rows,
-        whole.missing / (whole.rows + whole.missing),
-        whole.mean,
-        math.sqrt(whole.squares / whole.rows),
+        rows,
+        missing / (rows + missing),
+        mean,
+        math.sqrt(squares / rows),
         quantiles,
         histogram,
-        min(1.0, between / whole.squares) if whole.squares else 0.0,
+        min(1.0, max(0.0, float(between / squares))) if squares else 0.0,
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from attune.common.plan import FEWEST_ROWS
-from attune.common.site_statistics import Centre, ColumnSketch, bucket_value
+from attune.common.site_statistics import Centre, ColumnSketch, SiteSketches, bucket_value
 
 MOST_STEPS = 20
 
@@ -60,6 +60,16 @@ def kaplan_meier(
             steps.append((max(0.0, bucket_value(bucket, centre)), begun, sum(event_D), survival))
             begun, event_D, left_D = at_risk, [0] * len(rows_D), [0] * len(rows_D)
     return KaplanMeier(*map(list, zip(*steps, strict=True))) if steps else None
+
+
+def fleet_survival(
+    sketches: Mapping[str, SiteSketches], centres: Mapping[str, Centre], survival: Sequence[str], fewest: int
+) -> KaplanMeier | None:
+    """Return the survival by the devices that sent both sketches."""
+    if not survival or survival[0] not in centres or survival[1] not in centres:
+        return None
+    both = [[site.columns[name] for name in survival] for site in sketches.values() if set(survival) <= site.columns.keys()]
+    return kaplan_meier([times for times, _ in both], [events for _, events in both], centres[survival[0]], fewest)
 
 
 def is_within(events: ColumnSketch, times: ColumnSketch) -> bool:

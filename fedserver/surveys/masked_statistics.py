@@ -22,9 +22,8 @@ from attune.fedserver.surveys.fleet_statistics import (
     ColumnStatistics,
     FleetStatistics,
     advice,
+    column_statistics,
     columns_of,
-    histogram_of,
-    quantiles_of,
     shown_classes,
 )
 from attune.fedserver.surveys.kaplan_meier import KaplanMeier, is_within, kaplan_meier
@@ -165,25 +164,14 @@ def _column(slots: Iterator[SlotValue], centre: Centre, devices: int) -> tuple[C
     """Return the statistics of a column, and its counts by bucket."""
     rows, missing = int(next(slots)), int(next(slots))
     total, squares, between = (Fraction(next(slots)) for _ in range(3))
-    counts = {bucket: int(next(slots)) for bucket in range(-BUCKETS, BUCKETS + 1)}
-    sketch = ColumnSketch(-BUCKETS, list(counts.values()))
-    if rows < devices or sum(counts.values()) != rows:
+    sketch = ColumnSketch(-BUCKETS, [int(next(slots)) for _ in range(2 * BUCKETS + 1)])
+    if rows < devices or sum(sketch.counts) != rows:
         raise UpdateRefused(NOT_A_SUM)
     if rows < FEWEST_ROWS:
         return ColumnStatistics(devices), sketch
-    apart = squares - total**2 / rows  # the sum of squared distances from the mean
-    quantiles = quantiles_of({bucket: count for bucket, count in counts.items() if count}, centre)
-    shown = ColumnStatistics(
-        devices,
-        rows,
-        missing / (rows + missing),
-        float(Fraction(centre.mean) + total / rows),
-        math.sqrt(max(ZERO, apart) / rows),
-        quantiles,
-        histogram_of([sketch], centre, quantiles, 1),
-        min(1.0, max(0.0, float((between - total**2 / rows) / apart))) if apart > 0 else 0.0,
-    )
-    return shown, sketch
+    mean, known = float(Fraction(centre.mean) + total / rows), total**2 / rows
+    apart = max(ZERO, squares - known)  # the sum of squared distances from the mean
+    return column_statistics(devices, rows, missing, mean, apart, between - known, [sketch], centre, 1), sketch
 
 
 def _scale(slots: Iterator[SlotValue], count: int) -> Scale | None:

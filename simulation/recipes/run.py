@@ -137,8 +137,10 @@ def trained(recipe: Recipe, entry: RecipeMethod, shards: Sequence[Path], seed: i
     is_closed = entry.method == CLOSED_FORM.method
     settings = entry.settings if is_closed else {**recipe.settings, **entry.settings}
     rounds = None if is_closed else 1 if entry.label == ALONE else recipe.rounds
-    names = [str(shard) for shard in shards]
-    return simulate(names, entry.method, None, rounds, seed, settings, entry.baseline, executor=EXECUTOR, progress=False)
+    names, table = [str(shard) for shard in shards], {"standardise": recipe.standardise}
+    return simulate(
+        names, entry.method, None, rounds, seed, settings, entry.baseline, table=table, executor=EXECUTOR, progress=False
+    )
 
 
 def right_of(result: SimulationResult, shards: Sequence[Path]) -> Right:

@@ -5,9 +5,7 @@ The calls are read from the descriptors of the services. A new call fails here u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,7 +20,7 @@ from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2
 from attune.fedserver.pb import admin_pb2
 from tests.e2e.hand import CALL_S, Caller, Hand
-from tests.e2e.harness import Federation
+from tests.e2e.harness import Federation, FederationAt
 
 CALLERS = ("anonymous", "bootstrap", "device", "revoked", "operator")
 NO_TLS, TOKEN, FORBIDDEN, REVOKED, IN = "UNAVAILABLE", "token-refused", "forbidden", "certificate-refused", "let in"
@@ -68,13 +66,13 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    federation = Federation(Path(tmp_path_factory.mktemp("authorisation")))
+def scene(federation_at: FederationAt) -> Scene:
+    federation = federation_at("authorisation")
     server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
     device, gone = (Hand(server.port, server.join_token, name) for name in ("ada", "mallory"))
     federation.command("fedserver", "revoke", "mallory")
     token, root = JoinToken.parse(server.join_token), device.ca_pem
-    yield Scene(
+    return Scene(
         federation,
         {
             "anonymous": grpc.secure_channel(
@@ -86,7 +84,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             "operator": Caller(server.port, root, Credential.load(federation.home / "operator", "operator")).channel,
         },
     )
-    federation.close()
 
 
 def answer(channel: grpc.Channel, name: str, method: MethodDescriptor) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,24 +10,19 @@ import pytest
 
 from attune.common.plan import Profile
 from tests.e2e.hand import PROFILE, Hand, kind_of, refusal
-from tests.e2e.harness import Federation, Server, until
+from tests.e2e.harness import Federation, FederationAt, Server, until
 
 FLAGS = ("--method", "fedavg", "--rounds", "2")
 TEXT = Profile(kind="tokens", shape=(8,), labels=[0, 1], samples=20, test_samples=5, vocabulary=30)
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., tuple[Federation, Server]]]:
-    made: list[Federation] = []
-
+def start(federation_at: FederationAt) -> Callable[..., tuple[Federation, Server]]:
     def begin(*flags: str) -> tuple[Federation, Server]:
-        federation = Federation(tmp_path / f"f{len(made)}")
-        made.append(federation)
+        federation = federation_at("start")
         return federation, federation.server(*FLAGS, *flags)
 
-    yield begin
-    for federation in made:
-        federation.close()
+    return begin
 
 
 def hand(server: Server, name: str) -> Hand:
@@ -107,10 +101,9 @@ def test_a_profile_that_no_shard_has_is_refused(before_round_1: tuple[Federation
 
 
 @pytest.fixture(scope="module")
-def before_round_1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federation, Server]]:
-    federation = Federation(Path(tmp_path_factory.mktemp("before")))
-    yield federation, federation.server(*FLAGS, "--min-clients", "99")
-    federation.close()
+def before_round_1(federation_at: FederationAt) -> tuple[Federation, Server]:
+    federation = federation_at("before")
+    return federation, federation.server(*FLAGS, "--min-clients", "99")
 
 
 def test_devices_for_whom_no_model_can_be_built_do_not_end_the_server(start: Any) -> None:

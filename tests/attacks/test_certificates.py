@@ -5,9 +5,8 @@ from __future__ import annotations
 import queue
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,7 +18,7 @@ from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
 from tests.e2e.hand import PROFILE, Caller, Hand, Stream, kind_of, refusal
-from tests.e2e.harness import Federation, Server, until
+from tests.e2e.harness import Federation, FederationAt, Server, until
 
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
 SHORT = ("--set", "server.certificate_days=0.0007")
@@ -27,10 +26,9 @@ Scene = tuple[Federation, Server]
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    federation = Federation(Path(tmp_path_factory.mktemp("certificates")))
-    yield federation, federation.server(*FLAGS, *SHORT)
-    federation.close()
+def scene(federation_at: FederationAt) -> Scene:
+    federation = federation_at("certificates")
+    return federation, federation.server(*FLAGS, *SHORT)
 
 
 def enrolled(scene: Scene, name: str, **more: Any) -> Hand:
@@ -148,19 +146,16 @@ def tokens(federation: Federation) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_printed_token_admits_one_device_and_says_so(tmp_path: Path) -> None:
+def test_the_printed_token_admits_one_device_and_says_so(federation_at: FederationAt) -> None:
     """Ask the command for its default, because the harness asks for more."""
-    federation = Federation(tmp_path)
-    try:
-        server = federation.server(*FLAGS, "--join-uses", "1")
-        assert "this token admits one device" in until(lambda: server.text.count("admits") and server.text, "the line")
-        Hand(server.port, server.join_token, "ada")
-        kind, message = refusal(lambda: Hand(server.port, server.join_token, "mallory"))
-        assert (kind, "used up" in message) == ("token-refused", True)
-        helped = federation.command("fedserver", "--help").stdout
-        assert "--join-uses" in helped and "[default: 1;" in " ".join(helped.split())
-    finally:
-        federation.close()
+    federation = federation_at("printed")
+    server = federation.server(*FLAGS, "--join-uses", "1")
+    assert "this token admits one device" in until(lambda: server.text.count("admits") and server.text, "the line")
+    Hand(server.port, server.join_token, "ada")
+    kind, message = refusal(lambda: Hand(server.port, server.join_token, "mallory"))
+    assert (kind, "used up" in message) == ("token-refused", True)
+    helped = federation.command("fedserver", "--help").stdout
+    assert "--join-uses" in helped and "[default: 1;" in " ".join(helped.split())
 
 
 def test_what_expires_soon_is_in_the_status(scene: Scene) -> None:
@@ -180,19 +175,16 @@ def test_what_expires_soon_is_in_the_status(scene: Scene) -> None:
     assert "certificate of kiel-is-away expired on" in federation.command("fedserver", "status").stdout
 
 
-def test_an_expired_certificate_does_not_keep_its_stream(tmp_path: Path) -> None:
+def test_an_expired_certificate_does_not_keep_its_stream(federation_at: FederationAt) -> None:
     """Change the end of the certificate in the ledger, so that the test does not wait a minute."""
-    federation = Federation(tmp_path)
-    try:
-        server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
-        mallory = Hand(server.port, server.join_token, "mallory")
-        with sqlite3.connect(federation.home / "state.sqlite") as database:
-            database.execute("UPDATE certificates SET not_after = ? WHERE name = 'mallory'", (time.time() + 8,))
-        stream = mallory.connect()
-        stream.next("notice")
-        assert kind_of(stream.end) == "certificate-refused"
-    finally:
-        federation.close()
+    federation = federation_at("expired")
+    server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
+    mallory = Hand(server.port, server.join_token, "mallory")
+    with sqlite3.connect(federation.home / "state.sqlite") as database:
+        database.execute("UPDATE certificates SET not_after = ? WHERE name = 'mallory'", (time.time() + 8,))
+    stream = mallory.connect()
+    stream.next("notice")
+    assert kind_of(stream.end) == "certificate-refused"
 
 
 QUORUM_FLAGS = ("--method", "fedavg", "--model", "mlr", "--rounds", "2", "--set", "round.quorum=1")
@@ -211,10 +203,9 @@ class Federated:
 
 
 @pytest.fixture
-def federated(tmp_path: Path) -> Iterator[Federated]:
-    federation = Federation(tmp_path)
-    yield Federated(federation, federation.server(*QUORUM_FLAGS, "--min-clients", "2"))
-    federation.close()
+def federated(federation_at: FederationAt) -> Federated:
+    federation = federation_at("federated")
+    return Federated(federation, federation.server(*QUORUM_FLAGS, "--min-clients", "2"))
 
 
 def test_a_stream_that_has_not_said_hello_yet_gets_neither_plan_nor_order(federated: Federated) -> None:

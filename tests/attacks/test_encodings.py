@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from attune.common.wire.tensors import manifest_of
 from benchmarks.usage import status_bytes
 from tests.attacks.table import answer_to
 from tests.e2e.hand import Hand
-from tests.e2e.harness import Federation
+from tests.e2e.harness import Federation, FederationAt
 
 Tensors = dict[str, np.ndarray]
 WIDTH = 16384  # so that a bomb is smaller than the largest tensor
@@ -70,21 +70,8 @@ class Eve:
 
 
 @pytest.fixture(scope="module")
-def federations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Federation]]:
-    made: list[Federation] = []
-
-    def make(name: str) -> Federation:
-        made.append(Federation(tmp_path_factory.mktemp(name)))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-@pytest.fixture(scope="module")
-def eve(federations: Callable[[str], Federation]) -> Eve:
-    return Eve(federations("int8"), "int8")
+def eve(federation_at: FederationAt) -> Eve:
+    return Eve(federation_at("int8"), "int8")
 
 
 def changes(eve: Eve, value: int = 1, scale: float = 1e-3) -> Tensors:
@@ -146,10 +133,10 @@ def test_then_a_right_one_is_taken(eve: Eve) -> None:
 
 
 @pytest.fixture(scope="module")
-def packing(federations: Callable[[str], Federation]) -> Eve:
+def packing(federation_at: FederationAt) -> Eve:
     if "zstd" not in ENCODINGS:
         pytest.skip("needs the extra zstd")
-    return Eve(federations("zstd"), "zstd")
+    return Eve(federation_at("zstd"), "zstd")
 
 
 def frames(*each: bytes) -> np.ndarray:

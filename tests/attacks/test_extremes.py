@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.hand import PROFILE, Hand, moved
-from tests.e2e.harness import Federation, until
+from tests.e2e.harness import Federation, FederationAt, until
 
 NAMES = ("ada", "bob", "carl", "eve")
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--rounds", "9")
@@ -45,16 +44,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
-    made: list[Federation] = []
-
-    def begin(*flags: str) -> Scene:
-        made.append(Federation(tmp_path / f"f{len(made)}"))
-        return Scene(made[-1], *flags)
-
-    yield begin
-    for federation in made:
-        federation.close()
+def scene(federation_at: FederationAt) -> Callable[..., Scene]:
+    return lambda *flags: Scene(federation_at("scene"), *flags)
 
 
 def largest(tensors: dict[str, np.ndarray]) -> float:

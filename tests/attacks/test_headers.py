@@ -153,8 +153,7 @@ class Windowless(threading.Thread):
 @linux
 def test_a_revoked_device_that_takes_no_message_holds_nothing(tmp_path: Path) -> None:
     """Its streams had begun before. Of the server's minute two seconds are left (`hasty_server`)."""
-    federation = Federation(tmp_path)
-    try:
+    with contextlib.closing(Federation(tmp_path)) as federation:
         flags = ("--method", "fedavg", "--model", "mlr", "--min-clients", "1", "--set", "server.inline_bytes=0")
         server = federation.server(*flags, entry="tests.forked:hasty_server")
         eve = Hand(server.port, server.join_token, "eve")
@@ -174,8 +173,6 @@ def test_a_revoked_device_that_takes_no_message_holds_nothing(tmp_path: Path) ->
             connection.join(30)
         assert not any(connection.is_alive() for connection in held)
         assert "Traceback" not in server.text
-    finally:
-        federation.close()
 
 
 DEVICES, FLOODS = 200, 20
@@ -243,8 +240,7 @@ def refused_then_headers(held: ssl.SSLSocket) -> int:
 @linux
 def test_headers_on_many_connections_are_cut_off_and_200_uploads_are_not(tmp_path: Path) -> None:
     """All come from one address, as behind a proxy. The bounds are in tests/fedserver/rpc/test_unread_bytes.py."""
-    federation = Federation(tmp_path)
-    try:
+    with contextlib.closing(Federation(tmp_path)) as federation:
         server = federation.server(*FLAGS)
         used_up = federation.command("fedserver", "token").stdout.strip()
         Hand(server.port, used_up, "first").close()
@@ -259,8 +255,6 @@ def test_headers_on_many_connections_are_cut_off_and_200_uploads_are_not(tmp_pat
             assert max(pool.map(refused_then_headers, floods)) < MOST_SENT
         assert {device.end().status for device in devices} == {pb.Receipt.STATUS_ACCEPTED}
         federation.await_status(lambda status: status["round"] == 1)
-    finally:
-        federation.close()
 
 
 AGAIN, ROUNDS = 60, 30

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +14,7 @@ from attune.fedserver.core.advice import BY_KIND, for_devices
 from attune.fedserver.ports.blobs import Damaged
 from tests.attacks.conftest import Victim
 from tests.e2e.hand import PROFILE, Hand, kind_of, refusal
-from tests.e2e.harness import Federation, Server, until
+from tests.e2e.harness import Federation, FederationAt, Server, until
 
 
 def told_of(victim: Victim, kind: str, who: str) -> dict[str, Any]:
@@ -61,13 +59,12 @@ def test_a_thousand_refusals_are_one_row_one_line_and_one_entry_of_the_audit_log
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[tuple[Federation, Server, list[Hand], Any]]:
-    federation = Federation(tmp_path)
+def scene(federation_at: FederationAt) -> tuple[Federation, Server, list[Hand], Any]:
+    federation = federation_at("scene")
     server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "2")
     hands = [Hand(server.port, server.join_token, name) for name in ("ada", "bob")]
     streams = [hand.connect() for hand in hands]
-    yield federation, server, hands, next(stream.next("order") for stream in streams)
-    federation.close()
+    return federation, server, hands, next(stream.next("order") for stream in streams)
 
 
 def test_a_fault_of_the_server_names_none_of_its_paths_to_a_device(scene: Any) -> None:

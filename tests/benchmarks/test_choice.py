@@ -116,8 +116,7 @@ def test_finished_points_are_not_run_again(tmp_path: Path, monkeypatch: pytest.M
         assert len(shards) == 10
         ran.append(method)
         right = {shard.name: torch.arange(20) < 10 + len(ran) for shard in shards}
-        plain = {shard.name: torch.arange(20) < 10 for shard in shards}
-        return auto.Outcome(right, plain, dict.fromkeys((1, 2, 3), ({shard.name: -1.0 / len(ran) for shard in shards}, {})))
+        return auto.Outcome(right, dict.fromkeys((1, 2, 3), ({shard.name: -1.0 / len(ran) for shard in shards}, {})))
 
     monkeypatch.setattr(auto, "outcome", trained)
     words = ["--recipe", "digits", "--x", "40", "--rounds", "3", "--out", str(tmp_path / "auto.csv")]
@@ -125,7 +124,6 @@ def test_finished_points_are_not_run_again(tmp_path: Path, monkeypatch: pytest.M
     assert ran == ["local", *auto.USUAL]
     assert CliRunner().invoke(auto.main, words, catch_exceptions=False).output == first.output and len(ran) == 6
     assert "| digits | 40 | 3 | 0 | `fedmcsa` | 80.0 | 80.0 (`fedmcsa`) | +0.0 |" in first.output
-    assert "| digits | 40 | 3 | 1 | `fedtp` | 50.0, 75.0 | 0, 0 |" in first.output
 
 
 def test_a_choice_from_scores_is_that_of_a_race(tmp_path: Path) -> None:
@@ -137,10 +135,9 @@ def test_a_choice_from_scores_is_that_of_a_race(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": rounds, "seed": seed, "progress": False}
     raced = attune.simulate(shards, "auto", settings=settings | candidates, **options)
     assert raced.auto is not None and auto.chosen(outcomes, rounds) == raced.auto.chosen
-    for finish, right in (("auto", outcomes["fedper"].finished), ("off", outcomes["fedper"].unfinished)):
-        result = attune.simulate(shards, "fedper", settings=settings | {"train.finish": finish}, **options)
-        kept = {row.device: row.kept for row in result.table()}
-        assert {name: float(of.double().mean()) for name, of in right.items()} == pytest.approx(kept), finish
+    result = attune.simulate(shards, "fedper", settings=settings, **options)
+    kept = {row.device: row.kept for row in result.table()}
+    assert {name: float(of.double().mean()) for name, of in outcomes["fedper"].kept.items()} == pytest.approx(kept)
 
 
 def test_where_devices_have_no_closed_form_it_is_no_candidate(tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Federation, Process, _script, tabular_shard, until
+from tests.e2e.harness import FederationAt, Process, _script, tabular_shard, until
 
 AWAY_S, SPAN_S = 100 * 86400, 20.0
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "100000")
@@ -35,7 +34,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("away_s", [AWAY_S, -AWAY_S], ids=["ahead", "behind"])
 @pytest.mark.parametrize("side", ["server", "device"])
 def test_a_clock_that_is_away_for_a_while_ends_nobody(
-    federation_at: Callable[[str], Federation], tmp_path: Path, shim: Path, side: str, away_s: int, restarted: bool
+    federation_at: FederationAt, tmp_path: Path, shim: Path, side: str, away_s: int, restarted: bool
 ) -> None:
     federation = federation_at("clock")
     shifted_by = tmp_path / "shift"

@@ -1,27 +1,12 @@
-"""Federations of real processes, which end with the test or the module that uses them."""
+"""Shards that many federations of real processes train on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Federation, digit_shards
-
-
-@pytest.fixture(scope="module")
-def federation_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Federation]]:
-    """Return a function that makes federations, each in a folder of its own. All their processes are gone at the end."""
-    made: list[Federation] = []
-
-    def make(name: str) -> Federation:
-        made.append(Federation(tmp_path_factory.mktemp(name)))
-        return made[-1]
-
-    yield make
-    for federation in made:
-        federation.close()
+from tests.e2e.harness import digit_shards
 
 
 @pytest.fixture(scope="session")

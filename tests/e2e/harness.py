@@ -231,6 +231,9 @@ class Federation:
         return self.folder / f"{self._started:02}-{name}.log"
 
 
+FederationAt = Callable[[str], Federation]  # what the fixture `federation_at` returns: it takes a name
+
+
 def run_to_the_end(
     federation: Federation, shards: Sequence[Path], *flags: str, device_flags: Sequence[str] = ()
 ) -> tuple[Server, list[Process]]:

@@ -140,34 +140,43 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return digit_shards(tmp_path_factory.mktemp("five"), 5, 24, 12)
 
 
+MASKED_BLENDS = (*BLENDED, *MASKED[-2:])
+
+
 @pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory, five: list[Path]) -> Outcome:
-    return Outcome.simulated(tmp_path_factory.mktemp("masked"), five, MASKED)
+def masked(tmp_path_factory: pytest.TempPathFactory, five: list[Path]) -> dict[tuple[str, ...], Outcome]:
+    """Return the outcome by settings."""
+    kinds = {MASKED: "none", MASKED_BLENDS: "alone"}
+    return {of: Outcome.simulated(tmp_path_factory.mktemp("masked"), five, of, baseline) for of, baseline in kinds.items()}
 
 
 EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")
 
 
+@pytest.mark.parametrize("settings", [MASKED, MASKED_BLENDS], ids=["analytic", "blends"])
 def test_a_server_that_is_killed_at_each_step_of_the_sum_changes_no_bit(
-    masked: Outcome, five: list[Path], federation_at
+    settings: tuple[str, ...], masked: dict[tuple[str, ...], Outcome], five: list[Path], federation_at
 ) -> None:
+    told = (*STATISTICS, "--baseline", "none" if settings == MASKED else "alone")
     federation: Federation = federation_at("server")
     steps = [*(f"1:secure-{exchange}" for exchange in EXCHANGES), "1:aggregated", "1:settled", "2:secure-masked", "2:settled"]
-    server = federation.server("--min-clients", "5", *flags(MASKED), fault=f"server:{steps[0]}=kill")
-    devices = [federation.device(shard, *STATISTICS) for shard in five]
+    server = federation.server("--min-clients", "5", *flags(settings), fault=f"server:{steps[0]}=kill")
+    devices = [federation.device(shard, *told) for shard in five]
     for step in (*steps[1:], ""):
         assert server.code() == -signal.SIGKILL, server.text
         server = federation.server(fault=f"server:{step}=kill") if step else federation.server("--exit-when-done")
     assert [process.code() for process in (*devices, server)] == [0] * 6, server.text
-    assert Outcome.of(federation, five) == masked
+    assert Outcome.of(federation, five) == masked[settings]
 
 
+@pytest.mark.parametrize("settings", [MASKED, MASKED_BLENDS], ids=["analytic", "blends"])
 def test_a_device_that_is_killed_at_each_step_of_the_sum_changes_no_bit(
-    masked: Outcome, five: list[Path], federation_at
+    settings: tuple[str, ...], masked: dict[tuple[str, ...], Outcome], five: list[Path], federation_at
 ) -> None:
+    told = (*STATISTICS, "--baseline", "none" if settings == MASKED else "alone")
     federation: Federation = federation_at("device")
-    server = federation.server("--min-clients", "5", *flags(MASKED), "--exit-when-done")
-    others = [federation.device(shard, *STATISTICS) for shard in five[1:]]
+    server = federation.server("--min-clients", "5", *flags(settings), "--exit-when-done")
+    others = [federation.device(shard, *told) for shard in five[1:]]
     steps = [
         "1:order-committed",
         *(f"1:secure-{exchange}" for exchange in EXCHANGES),
@@ -176,22 +185,23 @@ def test_a_device_that_is_killed_at_each_step_of_the_sum_changes_no_bit(
         "2:compared",
     ]
     for step in steps:
-        killed = federation.device(five[0], *STATISTICS, fault=f"*:{step}=kill")
+        killed = federation.device(five[0], *told, fault=f"*:{step}=kill")
         assert killed.code() == -signal.SIGKILL, killed.text
-    last = federation.device(five[0], *STATISTICS)
+    last = federation.device(five[0], *told)
     assert [process.code() for process in (*others, last, server)] == [0] * 6, server.text
-    assert Outcome.of(federation, five) == masked
+    assert Outcome.of(federation, five) == masked[settings]
     assert "in a sum" not in last.text
 
 
+@pytest.mark.parametrize(("base", "part"), [(SETTINGS, "attended"), (BLENDED, "solved")], ids=["analytic", "blends"])
 @pytest.mark.parametrize(("exchange", "counted"), [("masked", 5), ("survivors", 6)])
 def test_a_device_that_drops_out_of_the_sum_is_told_whether_it_counts(
-    exchange: str, counted: int, five: list[Path], federation_at, tmp_path: Path
+    exchange: str, counted: int, base: tuple[str, ...], part: str, five: list[Path], federation_at, tmp_path: Path
 ) -> None:
     """It cannot know: the others take its masks off without it. A device that comes later is in no sum at all."""
     sixth = shutil.copytree(five[0], tmp_path / "sixth")
     federation: Federation = federation_at("dropped")
-    settings = (*SETTINGS, "privacy.secure_aggregation=true", "privacy.secure_wait_s=4", "round.grace_s=2.0")
+    settings = (*base, "privacy.secure_aggregation=true", "privacy.secure_wait_s=4", "round.grace_s=2.0")
     server = federation.server("--min-clients", "6", *flags(settings), "--exit-when-done", fault="server:1:settled=hang")
     gone = federation.device(sixth, *STATISTICS, fault=f"*:1:secure-{exchange}=kill")
     devices = [federation.device(shard, *STATISTICS) for shard in five]
@@ -204,7 +214,7 @@ def test_a_device_that_drops_out_of_the_sum_is_told_whether_it_counts(
     late = federation.device(shutil.copytree(five[1], tmp_path / "late"), *STATISTICS)
     assert [process.code() for process in (*devices, back, late, server)] == [0] * 8, server.text
     state = federation.home / "state"
-    markers = {path.name.split(".")[1] for path in state.glob("attended.sums~*")}
+    markers = {path.name.split(".")[1] for path in state.glob(f"{part}.sums~*")}
     assert markers == {f"sums~{shard.name}" for shard in five} | ({"sums~sixth"} if counted == 6 else set())
     assert federation.client("late")["accuracy"] is not None
 
@@ -219,4 +229,9 @@ def test_a_second_run_gets_no_second_sum(five: list[Path], federation_at) -> Non
         refused = federation.command("fedserver", *command, code=2)
         assert "nothing is taken out of it: method analytic gets no other" in refused.stderr
     assert federation.client(five[0].name)["state"] != "revoked"
-    federation.command("fedserver", "run", "new", "other", "--set", "method.name=fedavg")
+    federation.command("fedserver", "run", "new", "other", *flags((*MASKED_BLENDS, "round.rounds=1")))
+    server = federation.server("--exit-when-done")
+    devices = [federation.device(shard, *STATISTICS) for shard in five]
+    assert [process.code() for process in (*devices, server)] == [0] * 6, server.text
+    assert "5 of 5 devices were in such a sum before" in federation.status()["closed_form"]
+    federation.command("fedserver", "run", "new", "others", "--set", "method.name=fedavg")

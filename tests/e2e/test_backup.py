@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from attune.fedserver.home import ServerHome
 from attune.fedserver.view.backup import back_up, damages
-from tests.e2e.harness import Federation, tabular_shard, until
+from tests.e2e.harness import Federation, FederationAt, tabular_shard, until
 
 FLAGS = ("--method", "fedmcsa", "--model", "mlr", "--min-clients", "2", "--rounds", "20", "--set", "train.local_epochs=1")
 
 
-def test_backups_beside_rounds_are_whole_and_one_goes_on_to_the_same_end(
-    federation_at: Callable[[str], Federation], tmp_path: Path
-) -> None:
+def test_backups_beside_rounds_are_whole_and_one_goes_on_to_the_same_end(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("backup")
     shards = [tabular_shard(tmp_path / f"s{number}", number) for number in range(2)]
     server = federation.server("--exit-when-done", *FLAGS)
@@ -56,7 +53,7 @@ def test_backups_beside_rounds_are_whole_and_one_goes_on_to_the_same_end(
 
 
 @pytest.fixture(scope="module")
-def before_round_1(federation_at: Callable[[str], Federation]) -> Federation:
+def before_round_1(federation_at: FederationAt) -> Federation:
     """Back up a federation before its first round, which has all kinds of files except state."""
     federation = federation_at("small")
     server = federation.server("--method", "fedavg", "--min-clients", "9")

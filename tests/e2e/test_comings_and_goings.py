@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
 from tests.e2e.hand import Hand
-from tests.e2e.harness import IN_TRAINING, Federation, Process, Server, tabular_shard
+from tests.e2e.harness import IN_TRAINING, Federation, FederationAt, Process, Server, tabular_shard
 
 FLAGS = (
     *("--method", "fedavg", "--model", "mlr", "--rounds", "3", "--min-clients", "3"),
@@ -37,7 +36,7 @@ class Ended:
 
 
 @pytest.fixture(scope="module")
-def ended(federation_at: Callable[[str], Federation], tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def ended(federation_at: FederationAt, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     folder = tmp_path_factory.mktemp("shards")
     shards = {name: tabular_shard(folder / name, seed) for seed, name in enumerate(("frozen", "late"))}
     federation = federation_at("comings")

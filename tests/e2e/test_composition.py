@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from attune.fedclient.work.private.ledger import METRICS_SHARE, PrivacyLedger
-from tests.e2e.harness import Federation, tabular_shard
+from tests.e2e.harness import FederationAt, tabular_shard
 
 ROUNDS, EPOCHS, NOISE, DELTA = 3, 2, 12.0, 1e-5
 EPSILON, STATISTICS, ORDERS = 8.0, 1.0, 30
@@ -72,9 +72,7 @@ def test_gaussian_mechanisms_by_hand() -> None:
     assert 1 / mu_of(1.0) == pytest.approx(3.7306, abs=1e-3)  # Balle and Wang 2018: the analytic Gaussian mechanism
 
 
-def test_the_ledger_has_what_left_in_two_federations_and_two_runs(
-    federation_at: Callable[[str], Federation], tmp_path: Path
-) -> None:
+def test_the_ledger_has_what_left_in_two_federations_and_two_runs(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("composition")
     shards = [tabular_shard(tmp_path / f"site{number}", number) for number in range(5)]
     for run in ("first", "second"):

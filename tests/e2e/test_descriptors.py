@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Federation, tabular_shard
+from tests.e2e.harness import FederationAt, tabular_shard
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process can be set on Linux only")
 
 
-def test_rounds_go_on_when_files_can_be_opened_again(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_rounds_go_on_when_files_can_be_opened_again(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("descriptors")
     shards = [tabular_shard(tmp_path / f"s{number}", number) for number in range(2)]
     server = federation.server(

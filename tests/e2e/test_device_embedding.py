@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from attune.common.wire.files import read_tensors
-from tests.e2e.harness import Federation, Process, digit_shards
+from tests.e2e.harness import Federation, FederationAt, Process, digit_shards
 
 SETTINGS = (
     *("method.name=pfedhn", "method.embedding=device", "method.hidden=8", "model.name=mlr", "train.local_epochs=1"),
@@ -34,9 +33,7 @@ def killed(process: Process) -> None:
     assert process.code() == -signal.SIGKILL, process.text
 
 
-def test_kills_on_both_sides_leave_the_same_bits_and_a_newcomer_is_served(
-    federation_at: Callable[[str], Federation], tmp_path: Path
-) -> None:
+def test_kills_on_both_sides_leave_the_same_bits_and_a_newcomer_is_served(federation_at: FederationAt, tmp_path: Path) -> None:
     *shards, late = digit_shards(tmp_path / "shards", 4, 60, 20)
     whole = federation_at("whole")
     server = whole.server(*FLAGS, "--exit-when-done")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import load
 
 from attune.common.seeds import derive
-from tests.e2e.harness import Federation, digit_shards
+from tests.e2e.harness import FederationAt, digit_shards
 
 SEED = 4
 FLAGS = (
@@ -39,7 +39,7 @@ def draw(name: str) -> np.ndarray:
 
 
 def test_founders_keep_their_draws_until_trained_and_a_late_one_is_near_their_mean(
-    federation_at: Callable[[str], Federation], tmp_path: Path
+    federation_at: FederationAt, tmp_path: Path
 ) -> None:
     federation = federation_at("founders")
     *founders, late = digit_shards(tmp_path / "shards", 4, 60, 20)

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import msgspec
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from safetensors.numpy import load, save
 from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
 from tests.e2e.hand import CALL_S, PROFILE, Hand, Stream, kind_of, moved, refusal
-from tests.e2e.harness import Federation, Server
+from tests.e2e.harness import Federation, FederationAt, Server
 
 ACCEPTED, LATE = pb.Receipt.STATUS_ACCEPTED, pb.Receipt.STATUS_LATE
 OUTSIDE = "sha256:" + "0" * 64
@@ -65,7 +64,7 @@ class Round:
 
 
 @pytest.fixture(scope="module")
-def trio(federation_at: Callable[[str], Federation]) -> Trio:
+def trio(federation_at: FederationAt) -> Trio:
     federation = federation_at("hostile")
     server = federation.server(
         "--method", "fedavg", "--model", "mlr", "--min-clients", "3", "--rounds", "1000", "--set", "round.quorum=2"
@@ -94,48 +93,12 @@ def _with(tensors: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, An
     return tensors | {_name(tensors): change(tensors[_name(tensors)])}
 
 
-def _with_nan(tensor: Any) -> Any:
-    spoiled = tensor.copy()
-    spoiled.flat[-1] = np.nan
-    return spoiled
-
-
-WRONG: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "shape": ("wrong-shape", lambda good: _with(good, lambda tensor: tensor.T.copy())),
-    "rank": ("wrong-shape", lambda good: _with(good, lambda tensor: tensor.reshape(-1))),
-    "dtype": ("wrong-dtype", lambda good: _with(good, lambda tensor: tensor.astype(np.float64))),
-    "nan": ("not-finite", lambda good: _with(good, _with_nan)),
-    "infinity": ("not-finite", lambda good: _with(good, lambda tensor: tensor * np.float32(np.inf))),
-    "missing": ("missing-tensor", lambda good: {name: good[name] for name in good if name != _name(good)}),
-    "none": ("missing-tensor", lambda good: {}),
-    "extra": ("unexpected-tensor", lambda good: good | {"extra": np.zeros(1, "f4")}),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_tensors_are_refused_by_name_and_the_operator_sees_why(opened, case):
-    expected, spoil = WRONG[case]
-    ref = opened.eve.send(opened.order.id, "shared", spoil(opened.good))
+def test_wrong_tensors_are_refused_by_name_and_the_operator_sees_why(opened):
+    """One kind of them; tests/attacks/attacks.py has the others, and blobs that hold no tensors."""
+    ref = opened.eve.send(opened.order.id, "shared", _with(opened.good, lambda tensor: tensor.reshape(-1)))
     kind, message = refusal(lambda: opened.eve.submit(opened.order.id, [ref]))
-    assert kind == expected
-    assert "eve" in message
+    assert (kind, "eve" in message) == ("wrong-shape", True)
     assert message[:100] in opened.note()
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"", "header-truncated"),
-        (b"not tensors at all, but quite some bytes", "header-too-large"),
-        ((1 << 14).to_bytes(8, "little") + b"{}      ", "header-truncated"),
-        ((8).to_bytes(8, "little") + b"{{{{{{{{", "header-too-deep"),
-        ((8).to_bytes(8, "little") + b"\x80\x04N.    ", "header-not-json"),
-    ],
-)
-def test_blobs_that_hold_no_tensors_are_refused(opened, data, expected):
-    opened.eve.upload(opened.order.id, "shared", [data], digest_of(data), len(data))
-    ref = pb.BlobRef(part="shared", digest=digest_of(data), size=len(data))
-    assert kind_of(lambda: opened.eve.submit(opened.order.id, [ref])) == expected
 
 
 def test_a_refused_device_may_correct_itself_while_the_round_is_open(opened):
@@ -150,12 +113,8 @@ def test_a_refused_device_may_correct_itself_while_the_round_is_open(opened):
 
 BIG = (1 << 64) - 1
 LIES: dict[str, dict[str, Any]] = {
-    "more samples than declared": {"samples": 21},
-    "samples without end": {"samples": BIG},
-    "accuracy above 1": {"accuracy_before": 1.5},
     "accuracy below 0": {"accuracy_after": -0.1},
     "accuracy that is no number": {"accuracy_before": float("nan")},
-    "loss without end": {"loss": float("inf")},
     "test samples without end": {"test_samples": BIG},
     "bytes without end": {"bytes_down": BIG},
     "seconds that are no number": {"seconds": float("nan")},
@@ -178,13 +137,6 @@ def test_the_size_that_is_said_is_not_believed(opened):
     opened.close()
     row = next(r for r in opened.trio.federation.metrics() if (r["client"], int(r["round"])) == ("eve", opened.trio.closed))
     assert int(row["bytes_up"]) == len(save(opened.good))
-
-
-@pytest.mark.parametrize("parts", [[], ["attended"], ["shared", "attended"], ["shared", "../shared"], ["private"]])
-def test_parts_other_than_those_asked_for_are_refused(opened, parts):
-    ref = opened.eve.send(opened.order.id, "shared", opened.good)
-    refs = [pb.BlobRef(part=part, digest=ref.digest, size=ref.size) for part in parts]
-    assert kind_of(lambda: opened.eve.submit(opened.order.id, refs)) == "update-refused"
 
 
 def test_a_blob_that_was_never_uploaded_is_unknown_and_can_still_come(opened):
@@ -256,20 +208,6 @@ def test_bytes_that_are_not_those_announced_are_thrown_away(opened):
     assert kind_of(lambda: eve.upload(opened.order.id, "shared", [other], digest_of(data), len(data))) == "digest-mismatch"
     assert eve.blobs.UploadOffset(_target(opened), timeout=CALL_S).offset == 0
     assert eve.send(opened.order.id, "shared", opened.good).digest == digest_of(data)
-
-
-def test_more_than_announced_or_allowed_is_refused(opened):
-    data, eve = save(opened.good), opened.eve
-    assert (
-        kind_of(lambda: eve.upload(opened.order.id, "shared", [data, b"more"], digest_of(data), len(data))) == "limit-exceeded"
-    )
-    for size in (1 << 20, 1 << 62, BIG):
-        assert kind_of(lambda size=size: eve.upload(opened.order.id, "shared", [b"x"], OUTSIDE, size)) == "limit-exceeded"
-    kind, message = refusal(lambda: eve.upload(opened.order.id, "shared", [bytes((1 << 20) + 1)], digest_of(data), len(data)))
-    assert (kind, "frame" in message) == ("limit-exceeded", True)
-    with pytest.raises(grpc.RpcError) as caught:
-        eve.upload(opened.order.id, "shared", [bytes(5 << 20)], digest_of(data), len(data))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("part", ["", "..", "../shared", "/etc/x", "shared/../../x", "private", "attended", "shared\0"])
@@ -347,18 +285,12 @@ def _profile(**said: Any) -> pb.DeviceMessage:
 
 GARBAGE: dict[str, tuple[str, pb.DeviceMessage]] = {
     "nothing said": ("setting", pb.DeviceMessage()),
-    "progress first": ("setting", pb.DeviceMessage(progress=pb.Progress())),
-    "protocol 2": ("setting", _hello(protocol=2)),
     "no profile": ("setting", _hello(profile_json=b"")),
-    "not JSON": ("setting", _hello(profile_json=b"\xff\xfe{")),
-    "deep JSON": ("setting", _hello(profile_json=b"[" * 100_000)),
     "wrong types": ("setting", _profile(samples="many")),
     "unknown kind": ("setting", _profile(kind="smells")),
     "negative samples": ("setting", _profile(samples=-1)),
     "samples without end": ("setting", _profile(samples=1 << 63)),
-    "another shape": ("shape-mismatch", _profile(shape=[4])),
     "another kind": ("shape-mismatch", _profile(kind="images", shape=[8, 8, 1])),
-    "another label": ("undeclared-labels", _profile(labels=[0, 1, 2])),
 }
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from collections.abc import Callable
 
 from attune.fedserver.rpc.connection_limiter import LOOK_S
 from tests.e2e.hand import Hand, refusal
-from tests.e2e.harness import Federation, tabular_shard
-from tests.fedserver.web.conftest import Page
+from tests.e2e.harness import FederationAt, tabular_shard
 
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "1", "--rounds", "1")
 
 
 def test_doctor_before_and_after_join_leaves_no_refusal_and_then_knows_the_device(
-    federation_at: Callable[[str], Federation],
+    federation_at: FederationAt,
 ) -> None:
     federation = federation_at("joined")
     server = federation.server(*FLAGS)
@@ -42,7 +39,7 @@ def test_doctor_before_and_after_join_leaves_no_refusal_and_then_knows_the_devic
     assert server.text.rstrip().endswith("stopping: SIGTERM; what is accepted is kept, and the next start goes on"), server.text
 
 
-def test_a_server_says_that_it_ends_because_all_is_done(federation_at: Callable[[str], Federation]) -> None:
+def test_a_server_says_that_it_ends_because_all_is_done(federation_at: FederationAt) -> None:
     federation = federation_at("done")
     server = federation.server(*FLAGS, "--exit-when-done")
     device = federation.device(tabular_shard(federation.folder / "ada", seed=1))
@@ -51,7 +48,7 @@ def test_a_server_says_that_it_ends_because_all_is_done(federation_at: Callable[
 
 
 def test_a_server_that_starts_again_at_the_end_waits_for_devices_that_do_not_know_it(
-    federation_at: Callable[[str], Federation],
+    federation_at: FederationAt,
 ) -> None:
     """Before, the server left at once, and the devices tried to reach it for ever."""
     federation = federation_at("again")
@@ -69,7 +66,7 @@ def test_a_server_that_starts_again_at_the_end_waits_for_devices_that_do_not_kno
 
 
 def test_a_server_whose_model_needs_a_missing_package_ends_at_once_and_names_it(
-    federation_at: Callable[[str], Federation],
+    federation_at: FederationAt,
 ) -> None:
     """Before, it said "(trying again)" and waited: only the call of the factory imports the package."""
     federation = federation_at("late")
@@ -86,7 +83,7 @@ def test_a_server_whose_model_needs_a_missing_package_ends_at_once_and_names_it(
     device.kill()
 
 
-def test_a_server_that_cannot_write_says_why_to_the_device(federation_at: Callable[[str], Federation]) -> None:
+def test_a_server_that_cannot_write_says_why_to_the_device(federation_at: FederationAt) -> None:
     """Before, the device read only that the log of the server says why."""
     federation = federation_at("readonly")
     server = federation.server(*FLAGS, "--set", "server.inline_bytes=0", fault="server:1:inbox-renamed=raise-EROFS")
@@ -101,32 +98,3 @@ def test_a_server_that_cannot_write_says_why_to_the_device(federation_at: Callab
     assert hand.answer(order)
     server.wait_for("disk: goes on")
     assert "Traceback" not in server.text
-
-
-def test_who_acts_on_the_dashboard_stands_in_the_audit_log(federation_at: Callable[[str], Federation]) -> None:
-    federation = federation_at("roles")
-    shared = federation.folder / "shared"
-    shared.mkdir()
-    settings = ("--set", f"server.metrics_token_file={shared / 'token'}", "--set", "server.advertise=fed.example:443")
-    server = federation.server(*FLAGS, "--dashboard", "0", *settings)
-    assert "fedclient join --server fed.example:443 --token" in server.text
-    port = int(server.wait_for(r"^dashboard http://127\.0\.0\.1:(\d+)/")[1])
-    page = Page(port)
-    token = federation.command("fedserver", "dashboard-token", "add", "ben", "--role", "operator").stdout.strip()
-    viewer = federation.command("fedserver", "dashboard-token", "add", "eve", "--role", "viewer").stdout.strip()
-    metrics = (shared / "token").read_text()
-    assert (shared / "token").stat().st_mode & 0o777 == 0o640
-    assert page.ask("/metrics", token=metrics).status == 200
-    assert page.ask("/api/actions/pause", "POST", {}, token=metrics).status == 403
-    assert page.ask("/api/actions/pause", "POST", {}, token=viewer).status == 403
-    assert not federation.status()["paused"]
-    assert page.ask("/api/actions/pause", "POST", {}, token=token).status == 200
-    line = json.loads(page.ask("/api/actions/token", "POST", {}, token=token).text)["line"]
-    assert line.startswith("fedclient join --server fed.example:443 --token ")
-    log = federation.command("fedserver", "audit").stdout
-    assert "paused, by operator ben on the dashboard" in log
-    assert "token made, by operator ben on the dashboard" in log
-    assert "dashboard token made, by operator" in log
-    federation.command("fedserver", "dashboard-token", "remove", "ben")
-    assert page.ask("/api/actions/resume", "POST", {}, token=token).status == 401
-    assert federation.status()["paused"]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.audit import entries
-from tests.e2e.harness import Federation, tabular_shard
+from tests.e2e.harness import FederationAt, tabular_shard
 
 FIRST = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "1", "--set", "train.local_epochs=1")
 SECOND = ("--method", "fedper", "--model", "mlr", "--min-clients", "2", "--rounds", "1")
 
 
-def test_a_device_comes_back_after_the_end_of_its_run(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_a_device_comes_back_after_the_end_of_its_run(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("lost")
     shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("loses", "goes-back"))]
     server = federation.server(*FIRST)
@@ -55,9 +54,7 @@ FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", str(DEVICES), 
 SHORT = ("--set", "server.certificate_days=0.0007", "--set", f"round.quorum={DEVICES}")
 
 
-def test_devices_renew_beside_their_work_and_no_round_is_without_one(
-    federation_at: Callable[[str], Federation], tmp_path: Path
-) -> None:
+def test_devices_renew_beside_their_work_and_no_round_is_without_one(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("short")
     shards = [tabular_shard(tmp_path / f"s{number}", number) for number in range(DEVICES)]
     federation.server(*FLAGS, *SHORT)

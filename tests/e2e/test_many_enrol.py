@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from attune.common import aio
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import DeviceHome, DeviceInfo
 from attune.fedclient.link.enrol import enrol
-from tests.e2e.harness import Federation
+from tests.e2e.harness import FederationAt
 
 DEVICES = 100  # more than one caller may have calls and connections
 
 
-def test_devices_that_share_a_token_enrol_at_once(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_devices_that_share_a_token_enrol_at_once(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("many")
     server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9", "--join-uses", str(DEVICES))
     address, token = ServerAddress("127.0.0.1", server.port), server.join_token

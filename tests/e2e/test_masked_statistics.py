@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.e2e.harness import Federation, Process, tabular_shard
+from tests.e2e.harness import Federation, FederationAt, Process, tabular_shard
 
 EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")
 FLAGS = (
@@ -53,9 +52,7 @@ def killed(process: Process) -> None:
     assert process.code() == -signal.SIGKILL, process.text
 
 
-def test_a_server_that_is_killed_at_each_exchange_makes_one_sum(
-    federation_at: Callable[[str], Federation], shards: list[Path]
-) -> None:
+def test_a_server_that_is_killed_at_each_exchange_makes_one_sum(federation_at: FederationAt, shards: list[Path]) -> None:
     federation = federation_at("masked-server")
     server = federation.server(*FLAGS, fault=f"server:0:secure-{EXCHANGES[0]}=kill")
     federation.fleet(shards[:5], *MASKED)
@@ -74,9 +71,7 @@ def test_a_server_that_is_killed_at_each_exchange_makes_one_sum(
     assert "one masked sum" in again["without"].pop("site5") and again == report
 
 
-def test_a_device_that_is_killed_at_each_exchange_still_counts(
-    federation_at: Callable[[str], Federation], shards: list[Path]
-) -> None:
+def test_a_device_that_is_killed_at_each_exchange_still_counts(federation_at: FederationAt, shards: list[Path]) -> None:
     federation = federation_at("masked-device")
     federation.server(*FLAGS)
     federation.fleet(shards[:5], *MASKED)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.e2e.harness import Federation, tabular_shard
+from tests.e2e.harness import FederationAt, tabular_shard
 
 LABELS = ("fever", "cough", "pain")
 
@@ -26,7 +25,7 @@ def site(path: Path, seed: int, sign: float) -> Path:
     return path
 
 
-def test_symptoms_are_told_from_a_table_to_pictures(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_symptoms_are_told_from_a_table_to_pictures(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("symptoms")
     tables = [site(tmp_path / f"{name}.csv", seed, sign) for seed, (name, sign) in enumerate((("kiel", 1.0), ("ulm", -1.0)))]
     shard, labels = tmp_path / "shards" / "kiel", ("--label", ",".join(LABELS), "--task", "multilabel")

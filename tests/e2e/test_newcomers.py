@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.numpy import load
 
-from tests.e2e.harness import IN_AGGREGATION, IN_TRAINING, Federation
+from tests.e2e.harness import IN_AGGREGATION, IN_TRAINING, FederationAt
 
 FLAGS = ("--rounds", "2", "--min-clients", "2", "--set", "train.local_epochs=1", "--set", "round.adapt_rounds=2")
 
@@ -19,7 +18,7 @@ def phi(exported: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def test_a_newcomer_is_fitted_through_kills_and_no_other_state_changes(
-    federation_at: Callable[[str], Federation], three_shards: list[Path]
+    federation_at: FederationAt, three_shards: list[Path]
 ) -> None:
     federation = federation_at("newcomers")
     one, two, three = three_shards
@@ -70,7 +69,7 @@ def test_a_newcomer_is_fitted_through_kills_and_no_other_state_changes(
 
 
 def test_a_method_with_nothing_personal_says_so_and_serves_the_common_model(
-    federation_at: Callable[[str], Federation], three_shards: list[Path]
+    federation_at: FederationAt, three_shards: list[Path]
 ) -> None:
     federation = federation_at("nothing")
     server = federation.server("--method", "fedavg", "--model", "mlr", *FLAGS)

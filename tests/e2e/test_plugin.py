@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import attune
 from attune.common.plan import Plan
 from attune.fedserver.home import ServerHome
-from tests.e2e.harness import IN_AGGREGATION, Federation, run_to_the_end, tabular_shard
+from tests.e2e.harness import IN_AGGREGATION, Federation, FederationAt, tabular_shard
 from tests.plugins.installed import NAME, install, with_package
 
 METHOD = "fedadam+la"
@@ -47,7 +47,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def finished(federation_at: Callable[[str], Federation], site: Path, shards: list[Path]) -> Iterator[Federation]:
+def finished(federation_at: FederationAt, site: Path, shards: list[Path]) -> Iterator[Federation]:
     """Two devices that allowed the package; the server was killed in an aggregation, and started again."""
     federation = federation_at("plugin")
     federation.environment = with_package(federation.environment, site)
@@ -62,7 +62,7 @@ def finished(federation_at: Callable[[str], Federation], site: Path, shards: lis
 
 
 def test_a_device_takes_part_only_with_leave_and_with_the_package(
-    federation_at: Callable[[str], Federation], site: Path, shards: list[Path]
+    federation_at: FederationAt, site: Path, shards: list[Path]
 ) -> None:
     federation = federation_at("refusals")
     without = federation.environment
@@ -88,15 +88,6 @@ def test_the_plan_lists_the_package_and_every_device_is_served_adams_value(finis
     plan = msgspec.json.decode(plans[0], type=Plan)
     assert plans[0] == plans[1] and (plan.plugins, plan.returns) == ({NAME: "0.1.0"}, {"shared": "values"})
     assert set(digests(finished)) == {"first-moment", "second-moment", "value"}
-
-
-def test_a_killed_server_comes_to_the_bits_of_one_that_lived(
-    finished: Federation, federation_at: Callable[[str], Federation], site: Path, shards: list[Path]
-) -> None:
-    undisturbed = federation_at("undisturbed")
-    undisturbed.environment = with_package(undisturbed.environment, site)
-    run_to_the_end(undisturbed, shards, "--method", METHOD, *SMALL, device_flags=ALLOWED)
-    assert digests(undisturbed) == digests(finished)
 
 
 def test_a_simulation_has_the_bits_of_the_network(finished: Federation, shards: list[Path], tmp_path: Path) -> None:

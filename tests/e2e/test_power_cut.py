@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.e2e.harness import Federation, tabular_shard
+from tests.e2e.harness import FederationAt, tabular_shard
 
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
 
 
-def test_a_revocation_and_an_enrolment_that_were_acknowledged_are_kept(
-    federation_at: Callable[[str], Federation], tmp_path: Path
-) -> None:
+def test_a_revocation_and_an_enrolment_that_were_acknowledged_are_kept(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("cut")
     log = federation.home / "state.sqlite-wal"
     first, second = (tabular_shard(tmp_path / f"s{number}", number) for number in range(2))
@@ -44,9 +41,7 @@ def test_a_revocation_and_an_enrolment_that_were_acknowledged_are_kept(
     assert "repaired from the audit log" in events
 
 
-def test_a_device_whose_enrolment_is_lost_is_told_what_to_do(
-    federation_at: Callable[[str], Federation], tmp_path: Path
-) -> None:
+def test_a_device_whose_enrolment_is_lost_is_told_what_to_do(federation_at: FederationAt, tmp_path: Path) -> None:
     """Lose the audit log too, as with an older backup."""
     federation = federation_at("lost")
     shard = tabular_shard(tmp_path / "s", 0)

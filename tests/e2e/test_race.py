@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from attune.common import faults
 from attune.common.config import load_settings
 from attune.common.errors import HomeMismatch, SettingError
 from attune.fedclient.model.artifact import read_info
-from tests.e2e.harness import Federation, Process, tabular_shard
+from tests.e2e.harness import Federation, FederationAt, Process, tabular_shard
 
 ROUNDS, DEVICES = 3, 3
 SETTINGS = (
@@ -61,7 +60,7 @@ def check(federation: Federation, shards: list[Path], simulated: tuple[dict[str,
 
 
 def test_a_race_over_the_network_has_the_scores_and_the_models_of_a_simulation(
-    federation_at: Callable[[str], Federation], shards: list[Path], simulated: Any
+    federation_at: FederationAt, shards: list[Path], simulated: Any
 ) -> None:
     federation = federation_at("race")
     server = federation.server("--method", "auto", "--min-clients", str(DEVICES), "--exit-when-done", *FLAGS)
@@ -73,7 +72,7 @@ def test_a_race_over_the_network_has_the_scores_and_the_models_of_a_simulation(
 
 
 def test_a_server_that_is_killed_at_every_step_of_a_race_chooses_the_same(
-    federation_at: Callable[[str], Federation], shards: list[Path], simulated: Any
+    federation_at: FederationAt, shards: list[Path], simulated: Any
 ) -> None:
     federation = federation_at("killed")
     first, *others = KILLS
@@ -93,9 +92,7 @@ def test_a_server_that_is_killed_at_every_step_of_a_race_chooses_the_same(
     check(federation, shards, simulated)
 
 
-def test_settings_that_allow_no_race_and_other_settings_are_refused(
-    federation_at: Callable[[str], Federation], shards: list[Path]
-) -> None:
+def test_settings_that_allow_no_race_and_other_settings_are_refused(federation_at: FederationAt, shards: list[Path]) -> None:
     federation = federation_at("refused")
     for words, reason in (
         (("--rounds", "2"), "needs 3 rounds at least"),

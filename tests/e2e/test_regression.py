@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.e2e.harness import Federation, tabular_shard
+from tests.e2e.harness import FederationAt, tabular_shard
 
 
 def site(path: Path, seed: int) -> Path:
@@ -23,7 +22,7 @@ def site(path: Path, seed: int) -> Path:
     return path
 
 
-def test_a_dose_is_predicted_from_a_table_to_a_file(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_a_dose_is_predicted_from_a_table_to_a_file(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("doses")
     tables = [site(tmp_path / f"{name}.csv", seed) for seed, name in enumerate(("kiel", "ulm"))]
     shard = tmp_path / "shards" / "kiel"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from attune.common.errors import HomeBusy
 from attune.fedserver.home import ServerHome
-from tests.e2e.harness import Federation, tabular_shard, until
+from tests.e2e.harness import Federation, FederationAt, tabular_shard, until
 
 FIRST = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "2", "--set", "train.local_epochs=1")
 SECOND = ("--method", "fedper", "--model", "dnn", "--min-clients", "2", "--rounds", "1")
@@ -24,9 +23,7 @@ def done(federation: Federation, devices: int) -> None:
     )
 
 
-def test_a_fleet_takes_part_in_the_next_run_without_enrolling_again(
-    federation_at: Callable[[str], Federation], tmp_path: Path
-) -> None:
+def test_a_fleet_takes_part_in_the_next_run_without_enrolling_again(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("runs")
     shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("stays", "comes-back"))]
     server = federation.server(*FIRST)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.e2e.harness import Federation
+from tests.e2e.harness import FederationAt
 from tests.simulation.test_schema import COLUMNS, export
 
 
-def test_devices_make_one_schema(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_devices_make_one_schema(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("tables")
     lacking = tuple(name for name in COLUMNS if name != "smokes")
     kiel, oslo = export(tmp_path / "kiel.csv", 0), export(tmp_path / "oslo.csv", 2, columns=lacking)
@@ -37,7 +36,7 @@ def test_devices_make_one_schema(federation_at: Callable[[str], Federation], tmp
     assert "proposal" in log and "came 3 times" not in log
 
 
-def test_units_are_compared_on_the_device(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_units_are_compared_on_the_device(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("units")
     kiel, oslo = export(tmp_path / "kiel.csv", 0), export(tmp_path / "oslo.csv", 2)
     rows = list(csv.DictReader(oslo.open()))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Federation, tabular_shard, until
+from tests.e2e.harness import Federation, FederationAt, tabular_shard, until
 
 
 @pytest.fixture(scope="module")
-def home(federation_at: Callable[[str], Federation]) -> Federation:
+def home(federation_at: FederationAt) -> Federation:
     """Return a home in which a server has run and was stopped."""
     federation = federation_at("commands")
     server = federation.server("--rounds", "3", "--set", "method.embedding_dim=8")
@@ -110,9 +109,7 @@ def test_quick_commands_do_not_import_torch(home, words):
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "1", "--rounds", "1")
 
 
-def test_server_and_device_tell_their_supervisor_how_they_are(
-    federation_at: Callable[[str], Federation], tmp_path: Path
-) -> None:
+def test_server_and_device_tell_their_supervisor_how_they_are(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("supervised")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         place = Path(f"/tmp/attune-{tmp_path.stat().st_ino}")  # noqa: S108 (a socket's path is short)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from tests.e2e.harness import Federation, tabular_shard
+from tests.e2e.harness import FederationAt, tabular_shard
 
 
-def test_statistics_of_connected_devices_before_training(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_statistics_of_connected_devices_before_training(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("statistics")
     shards = [tabular_shard(tmp_path / f"site{number}", number) for number in range(6)]
     federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
@@ -54,7 +53,7 @@ def private_flags(*more: str) -> list[str]:
     return [word for said in (*PRIVATE, *more) for word in ("--set", f"privacy.{said}")]
 
 
-def test_statistics_are_refused_beside_privacy(federation_at: Callable[[str], Federation]) -> None:
+def test_statistics_are_refused_beside_privacy(federation_at: FederationAt) -> None:
     federation = federation_at("private")
     federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9", *private_flags())
     refused = federation.command("fedserver", "statistics", "--home", str(federation.home), code=None)
@@ -62,7 +61,7 @@ def test_statistics_are_refused_beside_privacy(federation_at: Callable[[str], Fe
     assert "set privacy.statistics_epsilon" in refused.stderr
 
 
-def test_noisy_statistics_cost_each_device_once(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_noisy_statistics_cost_each_device_once(federation_at: FederationAt, tmp_path: Path) -> None:
     """The same question gets the same bits, also after all have started anew; a device with a small budget is excused."""
     federation = federation_at("noisy")
     shards = [tabular_shard(tmp_path / f"site{number}", number) for number in range(6)]
@@ -95,7 +94,7 @@ def test_noisy_statistics_cost_each_device_once(federation_at: Callable[[str], F
     assert sorted(charged) == [[], *[[1]] * 5]
 
 
-def test_without_a_server_the_command_says_what_to_do(federation_at: Callable[[str], Federation]) -> None:
+def test_without_a_server_the_command_says_what_to_do(federation_at: FederationAt) -> None:
     federation = federation_at("stopped")
     federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9").stop()
     refused = federation.command("fedserver", "statistics", "--home", str(federation.home), code=None)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Federation
+from tests.e2e.harness import FederationAt
 from tests.simulation.test_survival import cohort, write
 
 
-def test_sites_learn_who_is_at_risk(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_sites_learn_who_is_at_risk(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("survival")
     tables = [write(tmp_path / f"{name}.csv", cohort(2 * site)) for site, name in enumerate(("kiel", "ulm"))]
     flags = ("--exit-when-done", "--min-clients", "2", "--rounds", "3", "--set", "train.lr=0.05")
@@ -43,7 +42,7 @@ def test_sites_learn_who_is_at_risk(federation_at: Callable[[str], Federation], 
     assert "accuracy.png" in pictures.stdout and "a C-index is no mean over test samples" in pictures.stdout
 
 
-def test_statistics_have_the_survival_of_the_fleet(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+def test_statistics_have_the_survival_of_the_fleet(federation_at: FederationAt, tmp_path: Path) -> None:
     lifelines = pytest.importorskip("lifelines")
     federation = federation_at("statistics")
     cohorts = {f"site{site}": cohort(site) for site in range(5)}

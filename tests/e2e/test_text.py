@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.e2e.harness import Federation
+from tests.e2e.harness import FederationAt
 
 STEPS = 6
 
@@ -28,9 +27,7 @@ def text_shard(folder: Path, per_position: bool = True) -> Path:
     return folder
 
 
-def test_every_position_is_labelled_from_the_shard_to_the_predictions(
-    federation_at: Callable[[str], Federation], tmp_path: Path
-) -> None:
+def test_every_position_is_labelled_from_the_shard_to_the_predictions(federation_at: FederationAt, tmp_path: Path) -> None:
     federation = federation_at("text")
     first, second = text_shard(tmp_path / "hamlet"), text_shard(tmp_path / "ophelia")
     flags = ("--exit-when-done", "--min-clients", "2", "--rounds", "1", "--set", "model.leaky_targets=true")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import attune
 from attune.common.config import load_settings
 from attune.fedclient.cli import main as fedclient
 from attune.fedserver.cli import cli as fedserver
-from tests.e2e.harness import Federation, Process, digit_shards, run_to_the_end
+from tests.e2e.harness import Federation, FederationAt, Process, digit_shards, run_to_the_end
 from tests.pictures import check_pictures
 
 ROUNDS = 8
@@ -46,7 +45,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def fedtp(federation_at: Callable[[str], Federation], shards: list[Path]) -> Ended:
+def fedtp(federation_at: FederationAt, shards: list[Path]) -> Ended:
     federation = federation_at("fedtp")
     _, devices = run_to_the_end(federation, shards, *FLAGS, device_flags=("--keep", "personalized"))
     return Ended(federation, shards, devices)

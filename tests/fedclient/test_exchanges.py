@@ -14,6 +14,7 @@ from attune.common.errors import HomeMismatch, LimitExceeded, SettingError, Upda
 from attune.common.exchange.messages import SecureMessage
 from attune.common.exchange.registry import SecureSumSettings
 from attune.common.plan import ModelSpec, Plan
+from attune.common.protocol import SAMPLES_BEFORE
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.exchanges import Exchanges, _kept, _trained, report_of, signer_of
 from attune.fedclient.home import Identity
@@ -125,6 +126,18 @@ def test_sums_over_samples_follow_from_nothing_that_is_served() -> None:
     assert starts == {f"{OF_SAMPLES}attended=sha256:1"}
     errors = [_trained(replace(result, of_samples=False), SumBook()).start for result in (first, later)]
     assert len({*errors, *starts}) == 3
+
+
+def test_sums_beside_an_update_are_in_one_sum_and_change_nothing_of_its_own_rule() -> None:
+    """From the start of round 1 there is no second sum of updates, with sums over samples or without."""
+    parts = (Part("shared", "sha256:1", 8), Part("solved", "sha256:2", 8))
+    first = OrderResult(order_id="train-1-ada", round=1, trained=True, samples=60, served={"shared": "sha256:3"}, parts=parts)
+    both, alone = _trained(first, SumBook()), _trained(replace(first, parts=parts[:1]), SumBook())
+    assert both.start == alone.start and alone.starts == (alone.start,)
+    assert both.starts == (alone.start, f"{OF_SAMPLES}sha256:2")
+    book = SumBook().noting(both.starts[0], "abcde", same_cohort=False).noting(both.starts[1], "abcde", same_cohort=False)
+    again = _trained(replace(first, order_id="train-9-ada", round=9, served={"shared": "sha256:4"}), book)
+    assert [book.refuses(start, "abcdf", same_cohort=False) for start in again.starts] == ["", SAMPLES_BEFORE]
 
 
 @pytest.mark.parametrize(("exact", "least"), [(False, 3), (True, 5)])

@@ -9,13 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attune.common.config import TrainSettings
 from attune.common.errors import Forbidden, ShapeMismatch
 from attune.common.exchange.messages import Order
+from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.limits import OrderLimits, check_sums
 from attune.fedclient.options import DeviceOptions
 
 STATISTICS = {"columns", "targets"}
+
+
+def plan_of(devices: int = 0) -> Plan:
+    """Return a plan; with `devices` sums are masked, and of so many devices at least."""
+    transforms = {"secure-sum-4": {"devices": devices}} if devices else {}
+    return Plan("fed", 0, ModelSpec("mlr", "tabular", (3,), 2), [0, 1], "fedavg", {}, TrainSettings(), transforms=transforms)
 
 
 @pytest.mark.parametrize("disclose", [(), ("statistics",)])
@@ -56,6 +64,14 @@ def test_no_server_gets_sums_over_samples_that_the_owner_has_not_allowed() -> No
     asked = Order("train-1-a", 1, "train", returns=("shared", "solved"))
     options = DeviceOptions(Path("shard"), ServerAddress("localhost", 1))
     with pytest.raises(Forbidden, match="asked for sums over samples; this device's owner allows none"):
-        check_sums(asked, options)
-    check_sums(asked, replace(options, disclose=("sums",)))
-    check_sums(replace(asked, returns=("shared",)), options)
+        check_sums(asked, options, plan_of())
+    check_sums(asked, replace(options, disclose=("sums",)), plan_of())
+    check_sums(replace(asked, returns=("shared",)), options, plan_of())
+
+
+def test_sums_among_fewer_than_five_devices_leave_no_device_even_behind_masks() -> None:
+    asked = Order("train-1-a", 1, "train", returns=("shared", "solved"))
+    options = DeviceOptions(Path("shard"), ServerAddress("localhost", 1), disclose=("sums",))
+    check_sums(asked, replace(options, disclose=()), plan_of(devices=5))
+    with pytest.raises(Forbidden, match="asked for sums over samples"):
+        check_sums(asked, options, plan_of(devices=4))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 
 from attune.common.hardware import processor_name
-from tests.e2e.harness import Federation
+from tests.e2e.harness import Federation, FederationAt
 from tests.homes.make import COMING, EXPECTED, HERE, HOST, PORTABLE, held, shown, unpack
 
 NOTED = json.loads(EXPECTED.read_text(encoding="utf-8"))
@@ -22,7 +21,7 @@ SAME_NUMBERS = all(NOTED[what] == here for what, here in THIS.items())
 
 
 @pytest.fixture
-def home(request: pytest.FixtureRequest, federation_at: Callable[[str], Federation]) -> Federation:
+def home(request: pytest.FixtureRequest, federation_at: FederationAt) -> Federation:
     """Return the kept home of this name, without processes."""
     federation = federation_at(request.param)
     federation.environment |= PORTABLE

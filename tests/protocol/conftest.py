@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.e2e.harness import Federation
+from tests.e2e.harness import Federation, FederationAt
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    made = Federation(tmp_path_factory.mktemp("recorded"))
-    yield made
-    made.close()
+def federation(federation_at: FederationAt) -> Federation:
+    return federation_at("recorded")

@@ -94,7 +94,7 @@ def test_a_pause_at_a_rung_changes_no_bit_and_repeats_no_round(
 ) -> None:
     race = chosen.auto
     assert race is not None
-    settings = {**SETTINGS, "train.finish": "auto", "train.score_after": [*RUNGS, ROUNDS]}
+    settings = {**SETTINGS, "train.score_after": [*RUNGS, ROUNDS]}
     for name, result in {race.chosen: chosen, **chosen.rivals}.items():
         options = USUAL.get(name, {})
         whole = attune.simulate(CLOUDS, {"name": name, **options}, rounds=ROUNDS, settings=settings, progress=False)
@@ -121,7 +121,7 @@ def test_where_labels_contradict_each_other_training_alone_wins() -> None:
     rng = np.random.default_rng(0)
     x, y = cloud(0, 1, 600)
     data = {f"site{n}": (x[n::4], rng.permutation(3)[y[n::4]]) for n in range(4)}
-    result = run(data, {"auto.candidates": ["fedavg"], "train.finish": "off", "train.local_epochs": 5})
+    result = run(data, {"auto.candidates": ["fedavg"], "train.local_epochs": 5})
     assert result.auto is not None and not result.auto.pays
     assert result.status["method"] == "local" and "fedavg" in result.rivals
     assert "no evidence that federating pays here" in result.auto.words()[-1]

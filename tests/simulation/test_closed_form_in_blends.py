@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
 import attune
+from attune.common.methods.ridge import nothing_solved
 from attune.common.models.closed_form import PIXELS
-from attune.common.wire.files import TensorFile
+from attune.common.plan import ModelSpec
+from attune.common.wire.files import TensorFile, read_tensors
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model
-from attune.fedclient.work.portfolio.federated import DRAWS, SHARPNESS, _module
+from attune.fedclient.work.portfolio.federated import DRAWS, SHARPNESS, FederatedRidge, _module
+from attune.fedclient.work.portfolio.fitting import Samples
 from attune.fedserver.ports.blobs import blob_of
 
 FEATURES = 501  # with the constant
+MASKS = {"privacy": {"secure_aggregation": True}}
 AVERAGE: dict[str, Any] = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2}}
 
 
@@ -26,17 +32,17 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Write shards of one task, with few samples each. So a device gains much from what the others know."""
     images, labels = load_digits(return_X_y=True)
     images, shards = (images * 16).clip(0, 255).astype(np.uint8).reshape(-1, 8, 8, 1), {}
-    for place in range(4):
-        rows, folder = np.arange(place, len(labels), 4)[:130], tmp_path_factory.mktemp(f"site{place}")
+    for place in range(5):
+        rows, folder = np.arange(place, len(labels), 5)[:130], tmp_path_factory.mktemp(f"site{place}")
         for part, some in (("train", rows[:30]), ("test", rows[30:])):
             np.savez(folder / f"{part}.npz", x=images[some], y=labels[some])
         shards[f"site{place}"] = folder
     return shards
 
 
-@pytest.fixture(scope="module")
-def blended(few: dict[str, Path]) -> Any:
-    return attune.simulate(few, settings=AVERAGE, baseline="alone", progress=False)
+@pytest.fixture(scope="module", params=[{}, MASKS], ids=["plain", "masked"])
+def blended(few: dict[str, Path], request: pytest.FixtureRequest) -> Any:
+    return attune.simulate(few, settings={**AVERAGE, **request.param}, baseline="alone", progress=False)
 
 
 def samples_of(path: Path, classes: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -85,3 +91,60 @@ def test_devices_keep_it_and_predict_better(few: dict[str, Path], blended: Any, 
         model = Model.load(saved / client["name"])
         assert model.evaluate(load_shard(few[client["name"]]))[0] == pytest.approx(client["accuracy_kept"])
         assert {"closed-form", "closed-form-near", "closed-form-far"} & set(model.info.weights)
+
+
+def test_a_device_that_is_not_drawn_in_round_1_has_the_sum_of_the_others(few: dict[str, Path], tmp_path: Path) -> None:
+    """It takes nothing out of the sum, and draws its models from the weights of all that are in it."""
+    more = {**few, "late": shutil.copytree(few["site0"], tmp_path / "late")}
+    of = {**AVERAGE, **MASKS, "round": {"rounds": 2, "clients": 5, "over_selection": 0.0}}
+    result = attune.simulate(more, settings=of, baseline="alone", home=tmp_path / "home", progress=False)
+    state = tmp_path / "home" / "server" / "state"
+    inside = {path.name.split(".")[1].removeprefix("sums~") for path in state.glob("solved.sums~*")}
+    (outside,) = more.keys() - inside
+    assert len(inside) == 5 and not list(state.glob("solved.sums~*.2.safetensors")), "round 2 brings no other sum"
+    total = read_tensors(next(state.glob("solved.total.*")))
+    Z, T = samples_of(more[outside], [int(label) for label in result._plan.classes])
+    members = Model.load(result.save(tmp_path / "saved") / "models" / outside).members
+    for member in DRAWS.keys() & members.keys():
+        right = Z.T @ T + DRAWS[member] * total["head.weight"].numpy().T
+        own = np.linalg.solve(Z.T @ Z + DRAWS[member] * np.eye(FEATURES), right)
+        np.testing.assert_allclose(members[member].tensors["weight"], SHARPNESS * own.T[:, :-1], atol=1e-8)
+    assert DRAWS.keys() & members.keys()
+
+
+def test_a_device_that_has_lost_what_it_gave_or_is_served_no_sum_has_no_such_models(few: dict[str, Path]) -> None:
+    shard, plan = load_shard(few["site0"]), ModelSpec("mlr", "images", (8, 8, 1), 10)
+    samples = Samples(shard.train_x.reshape(30, -1).astype("f4") / 255, shard.train_y.astype("i8"), "classes", "images")
+    ridge = FederatedRidge(plan, samples, np.arange(len(shard.train_y)))
+    given = ridge.sums(one_sum=True)
+    served = nothing_solved(10, [FEATURES], one_sum=True)
+    assert ridge.models(served, given) == {}, "before the sum"
+    of_two = {"gram": 2 * given["gram"], "cross": 2 * given["cross"], "counted": served["counted"] + 1}
+    served |= {**of_two, "gamma": served["gamma"] + 0.1, "strength": served["strength"] + 1, "head.weight": given["cross"].T}
+    assert set(ridge.models(served, given)) == set(DRAWS)
+    assert ridge.models(served) == {} == ridge.models(served | {"gram": 0 * given["gram"] - 1}, given)
+
+
+@pytest.mark.parametrize("more", [{}, MASKS], ids=["plain", "masked"])
+def test_a_device_that_scales_its_columns_by_itself_is_in_no_sum(more: dict[str, Any], tmp_path: Path) -> None:
+    """The scale of the others is in the plan, and a sum over differently scaled columns means nothing."""
+    draws, shards = np.random.default_rng(2), {}
+    for site in range(6):
+        x = draws.normal(size=(60, 3)).astype("f4") + site
+        y = (np.sin(2 * x[:, 0]) + x[:, 1] > site).astype("i8")
+        shards[f"s{site}"] = folder = tmp_path / f"s{site}"
+        folder.mkdir()
+        np.savez(folder / "train.npz", x=x[:40], y=y[:40])
+        np.savez(folder / "test.npz", x=x[40:], y=y[40:])
+        scale = True if site == 5 else "federation"
+        (folder / "meta.json").write_bytes(msgspec.json.encode({"classes": [0, 1], "standardise": scale}))
+    result = attune.simulate(shards, settings={**AVERAGE, **more}, baseline="alone", home=tmp_path / "home", progress=False)
+    assert result._plan.scale is not None
+    if more:
+        assert "1 of 6 devices were in such a sum before" in result.status["closed_form"]
+        return
+    total = read_tensors(next((tmp_path / "home" / "server" / "state").glob("solved.total.*")))
+    assert float(total["gram"][-1]) == 200, "five sites of 40 samples"
+    saved = result.save(tmp_path / "saved") / "models"
+    fitted = {name: {member for member in Model.load(saved / name).info.weights if member in DRAWS} for name in shards}
+    assert not fitted["s5"] and any(fitted.values())

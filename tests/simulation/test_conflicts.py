@@ -11,7 +11,7 @@ import pytest
 import attune
 from attune.common.errors import SettingError
 
-USUAL = {"model.name": "mlr", "method.name": "fedavg", "round.rounds": 2}
+USUAL = {"model.name": "mlr", "method.name": "fedavg", "round.rounds": 2, "round.analytic": "off", "train.local_epochs": 1}
 FEATURES: dict[str, dict[str, Any]] = {
     "privacy.secure_aggregation": {"privacy.secure_aggregation": True},
     'privacy.unit = "client"': {
@@ -30,6 +30,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "method.bound_change": {"method.bound_change": 3.0},
     "method.bound_samples": {"method.bound_samples": 5.0},
     "method.shared_optimiser": {"method.shared_optimiser": "adam"},
+    "round.analytic": {"round.analytic": "auto"},
     "round.take_back": {"round.take_back": 10.0},
     'round.train = "all"': {"round.train": "all", "round.clients": 5},
     "round.adapt_rounds": {"round.adapt_rounds": 1},

@@ -243,6 +243,30 @@ def test_no_clock_chooses_the_executor_because_rounding_would_change_the_rows(
 
 
 @pytest.mark.parametrize(
+    ("scale", "said"), [("", "devices have no common scale"), ("federation", "joins every device's blend")]
+)
+def test_tables_of_a_recipe_have_a_closed_form_where_they_are_scaled_together(scale: str, said: str, tmp_path: Path) -> None:
+    draws, shards = np.random.default_rng(0), []
+    for site in range(3):
+        x = draws.normal(size=(40, 3)).astype("f4")
+        shards.append(tmp_path / f"s{site}")
+        shards[-1].mkdir()
+        for part, rows in (("train", slice(30)), ("test", slice(30, 40))):
+            np.savez(shards[-1] / f"{part}.npz", x=x[rows], y=(x[rows, 0] > 0).astype("i8"))
+    recipe = Recipe("tables", "Tables", "rows", (), (), 1, {"model.name": "mlr"}, standardise=scale)
+    result = recipe_runs.trained(recipe, RecipeMethod("FedAvg", "fedavg"), shards, 0)
+    assert said in result.status["closed_form"]
+
+
+def test_rows_of_another_scale_have_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Recipe] = []
+    monkeypatch.setattr(recipe_runs, "run", lambda recipe, *given, **more: seen.append(recipe) or [])
+    words = ["simulate", "--benchmark", "digits", "--standardise", "federation", "--out", str(tmp_path)]
+    CliRunner().invoke(cli, words)
+    assert [(recipe.name, recipe.standardise) for recipe in seen] == [("digits-federation", "federation")]
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--benchmark", "digit"], "unknown benchmark 'digit'"),

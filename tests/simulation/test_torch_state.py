@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ def digests(model: Any, seed: int = 0, **more: Any) -> Digests:
     return attune.simulate(shards, "fedavg", model, rounds=2, seed=seed, progress=False, **more).digests
 
 
+undisturbed = cache(digests)
+
 CASES: dict[str, dict[str, Any]] = {
     "a layer": {"model": dropping},
     "a model's own code": {"model": noisy},
@@ -113,8 +116,7 @@ def changed(set_: Callable[[Any], None], value: Any, before: Any) -> Iterator[No
     ],
 )
 def test_settings_of_the_program_change_no_bits_and_stay(model: Any, set_: Any, value: Any, get: Any) -> None:
-    plain = digests(model)
-    before = get()
+    plain, before = undisturbed(model), get()
     with changed(set_, value, before):
         now, drawn = get(), torch.random.get_rng_state()
         assert digests(model) == plain
@@ -125,6 +127,13 @@ def convolving(spec: Any) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2))
 
 
+def convolved(**more: Any) -> Digests:
+    rng = np.random.default_rng(0)
+    images = {name: (rng.integers(0, 255, (40, 8, 8)).astype(np.uint8), np.arange(40) % 2) for name in "ab"}
+    return attune.simulate(images, "fedavg", convolving, rounds=1, progress=False, **more).digests
+
+
+convolved_alone = cache(convolved)
 BACKENDS = torch.backends
 
 
@@ -142,19 +151,15 @@ BACKENDS = torch.backends
     ],
 )
 def test_flags_of_torchs_libraries_change_no_bits_and_stay(owner: Any, flag: str, value: Any) -> None:
-    rng = np.random.default_rng(0)
-    images = {name: (rng.integers(0, 255, (40, 8, 8)).astype(np.uint8), np.arange(40) % 2) for name in "ab"}
-    plain = attune.simulate(images, "fedavg", convolving, rounds=1, progress=False).digests
+    plain, loop = convolved_alone(), convolved_alone(train=train)
     seen: list[Any] = []
 
-    def watched(model: torch.nn.Module, data: Any, context: Any) -> float:
+    def watched(model: torch.nn.Module, data: Any, context: Any) -> None:
         seen.append(getattr(owner, flag))
-        return train(model, data, context)
+        train(model, data, context)
 
-    loop = attune.simulate(images, "fedavg", convolving, rounds=1, train=watched, progress=False).digests
     with changed(lambda to: setattr(owner, flag, to), value, getattr(owner, flag)):
-        assert attune.simulate(images, "fedavg", convolving, rounds=1, progress=False).digests == plain
-        assert attune.simulate(images, "fedavg", convolving, rounds=1, train=watched, progress=False).digests == loop
+        assert (convolved(), convolved(train=watched)) == (plain, loop)
         assert getattr(owner, flag) == value
     assert len(set(seen)) == 1 and value not in seen
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from attune.common.methods.ridge import (
     BLOCK,
-    COUNTED,
     CROSS,
     ERRORS,
     FEWEST,
@@ -20,14 +19,13 @@ from attune.common.methods.ridge import (
     STRENGTH,
     STRENGTHS,
     WEIGHT,
-    blocks_of,
     out_of_fold,
     places_of,
     sizes_of,
-    solved,
     sums_manifest,
     sums_of,
     targets_of,
+    without_own,
 )
 from attune.common.methods.settings.objectives import SumsSettings
 from attune.common.models.closed_form import ClosedForm
@@ -95,11 +93,8 @@ def others(task: LocalTask, gamma: float | None = None) -> Tensor:
     start = task.start
     if not knows_sum(start):
         return start[WEIGHT]
-    rest = {name: start[name] - start[COUNTED] * start[PERSONAL + name].to(start[name]) for name in (GRAM, CROSS)}
-    gammas = [gamma] * len(start[GAMMA]) if gamma else start[GAMMA].tolist()
     try:
-        blocks = zip(gammas, blocks_of(rest, sizes_of(start)), strict=True)
-        return torch.cat([solved(G_DD, B_DC, strength) for strength, (_, G_DD, B_DC) in blocks], dim=1)
+        return without_own(start, {name: start[PERSONAL + name] for name in (GRAM, CROSS)}, gamma)
     except RuntimeError:  # torch.linalg.LinAlgError, which mypy does not know
         raise TrainingDiverged("the sum that the server serves, without this device, is that of no samples") from None
 
@@ -117,20 +112,28 @@ def centre_of(task: LocalTask) -> tuple[Tensor, float]:
 
 
 def errors_of(task: LocalTask, Z_ND: Tensor, T_NC: Tensor, centre_CD: Tensor, common: bool = False) -> Tensor:
-    """Return for each block the squared error out of fold with each of STRENGTHS, (n, L).
+    """Return for each block the error out of fold with each of STRENGTHS, (n, L).
 
-    With `common` the error of the centre stands before them, (n, 1 + L).
+    Of classes it is minus the log-likelihood, by which models are blended, else the squared error. With `common` the error of
+    the centre stands before them, (n, 1 + L).
     """
-    places = places_of(sizes_of(task.start))
+    places, sharpness = places_of(sizes_of(task.start)), closed_form_of(task.network).sharpness
+
+    def error_of(predicted_LNC: Tensor, target_NC: Tensor) -> Tensor:
+        if task.y.dim() == 1:
+            return -((sharpness * predicted_LNC).log_softmax(dim=2) * target_NC).sum(dim=(1, 2))
+        return (target_NC - predicted_LNC).square().sum(dim=(1, 2))
+
     error_nL = torch.zeros(len(places), len(STRENGTHS), dtype=torch.float64)
     if task.fold is not None:
+        is_in_N = task.fold >= 0
         for block, place in enumerate(places):
-            left_LNC = T_NC - out_of_fold(Z_ND[:, place], T_NC, task.fold, centre_CD[:, place], STRENGTHS)
-            error_nL[block] = left_LNC[:, task.fold >= 0].square().sum(dim=(1, 2))
+            predicted_LNC = out_of_fold(Z_ND[:, place], T_NC, task.fold, centre_CD[:, place], STRENGTHS)
+            error_nL[block] = error_of(predicted_LNC[:, is_in_N], T_NC[is_in_N])
     if not common:
         return error_nL
-    first = [(T_NC - Z_ND[:, place] @ centre_CD[:, place].T).square().sum().view(1, 1) for place in places]
-    return torch.cat([torch.cat(first).to(error_nL), error_nL], dim=1)
+    first = [error_of((Z_ND[:, place] @ centre_CD[:, place].T)[None], T_NC) for place in places]
+    return torch.cat([torch.stack(first).to(error_nL), error_nL], dim=1)
 
 
 def features_and_targets(task: LocalTask) -> tuple[Tensor, Tensor]:

@@ -14,14 +14,18 @@ import torch
 from torch import Tensor
 
 from attune.common.methods.ridge import (
+    COUNTED,
     ERRORS,
+    FEWEST,
+    GAMMA,
     STRENGTH,
-    STRENGTHS,
     WEIGHT,
     drawn,
     out_of_fold,
+    sums_manifest,
     sums_of,
     targets_of,
+    without_own,
 )
 from attune.common.models.closed_form import PIXELS, RandomFeatures, member_of
 from attune.common.models.options import SHARPNESS
@@ -52,23 +56,32 @@ class FederatedRidge:
         self._Z_ND = self._module.features(x, torch.float64)
         self._T_NC = targets_of(torch.from_numpy(samples.y), spec.classes, samples.task == "multilabel")
 
-    def sums(self) -> dict[str, Tensor]:
-        """Return what the device hands in (ridge.sums_manifest), once. It reports no errors."""
-        errors = torch.zeros(1, len(STRENGTHS), dtype=torch.float64)
-        return {**sums_of(self._Z_ND, self._T_NC, [self._Z_ND.shape[1]]), ERRORS: errors}
+    def sums(self, one_sum: bool = False) -> dict[str, Tensor]:
+        """Return what the device hands in, once. It reports no errors. The argument is that of ridge.sums_manifest."""
+        sizes = [self._Z_ND.shape[1]]
+        errors = torch.zeros(sums_manifest(self._outputs, sizes, one_sum=one_sum)[ERRORS].shape, dtype=torch.float64)
+        return {**sums_of(self._Z_ND, self._T_NC, sizes), ERRORS: errors}
 
-    def models(self, served: Mapping[str, Tensor]) -> dict[str, FittedModel]:
+    def models(self, served: Mapping[str, Tensor], given: Mapping[str, Tensor] | None = None) -> dict[str, FittedModel]:
         """Return the models that follow from served weights, by name; none before the server has any sums.
 
         With a strength of 0 the device has too few samples for weights of its own, and takes the served ones.
 
         Args:
-            served: W without the device's own samples, and the strength.
+            served: W without the device's own samples, and the strength; behind masks W and the sum of all devices.
+            given: What the device has given to that sum.
         """
-        centre_CD = served[WEIGHT]
+        centre_CD, is_one_sum = served[WEIGHT], GAMMA in served
         if not bool(centre_CD.any()):
             return {}
-        if not float(served[STRENGTH]):
+        if is_one_sum and float(served[COUNTED]):
+            if not given:  # lost, and what new data would have given is not in the sum
+                return {}
+            try:
+                centre_CD = without_own(served, given)
+            except RuntimeError:  # torch.linalg.LinAlgError: the sum is none
+                return {}
+        if not float(served[STRENGTH]) or (is_one_sum and len(self._T_NC) < FEWEST):
             return {NEAREST: self._model(centre_CD, self._Z_ND @ centre_CD.T)}
         predicted_LNC = self._out_of_fold(centre_CD)
         models = {}

@@ -5,7 +5,9 @@ He et al., AFL, CVPR 2025; docs/methods/analytic.md. The letters are those of co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, stdev
 
 import torch
 from torch import Tensor
@@ -41,6 +43,7 @@ MEMBERS = "members"  # the total as clients that are in one sum are served it
 SUMMED = (GRAM, CROSS, SQUARES)
 BlockSums = tuple[slice, Tensor, Tensor]  # as of blocks_of
 GROUPS = 10  # of clients that are left out together, to choose gamma
+CLEARLY = 3.0  # standard errors by which another block must be better than the first
 USUAL_STRENGTH = 1.0  # before devices have reported errors
 USUAL_GAMMA = GAMMAS[len(GAMMAS) // 2]
 
@@ -240,6 +243,8 @@ def _gammas(total: Tensors, groups: Sequence[Tensors], sizes: Sequence[int]) -> 
 def _choice(errors: Mapping[str, Tensor]) -> tuple[int, float]:
     """Return the block and the strength with the least error over the clients, none of which has more than a bounded vote.
 
+    Another block than the first must be clearly better, because blocks differ by the luck of their draw.
+
     Args:
         errors: For each client the errors of each block and strength, (n, L); all 0: it reports none.
     """
@@ -250,5 +255,9 @@ def _choice(errors: Mapping[str, Tensor]) -> tuple[int, float]:
         {place: {name: -of[place] for name, of in reported.items()} for place in range(len(next(iter(reported.values()))))}
     )
     sums = {place: sum(of[name] for name in sorted(of)) for place, of in votes.items()}
-    block, strength = divmod(max(sums, key=lambda place: sums[place]), len(STRENGTHS))
+    best, first = (max(some, key=lambda place: sums[place]) for some in (sums, range(len(STRENGTHS))))
+    if best >= len(STRENGTHS) and len(reported) > 1:
+        gains = [votes[best][name] - votes[first][name] for name in sorted(reported)]
+        best = best if fmean(gains) > CLEARLY * stdev(gains) / math.sqrt(len(gains)) else first
+    block, strength = divmod(best, len(STRENGTHS))
     return block, STRENGTHS[strength]

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from tests.e2e.harness import Federation, run_to_the_end, tabular_shard
+from tests.e2e.harness import Federation, FederationAt, run_to_the_end, tabular_shard
 
 NAMES = ("ann", "bob")
 FLAGS = ("--method", "fedavg", "--set", "method.bound_change=0", "--model", "mlr", "--rounds", "2")
 
 
 @pytest.fixture(scope="module")
-def federation_at(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Federation]]:
+def federation_at(package: Path, federation_at: FederationAt) -> FederationAt:
     """Make federations in which the package is installed for all processes."""
-    made: list[Federation] = []
 
     def make(name: str) -> Federation:
-        federation = Federation(tmp_path_factory.mktemp(name))
+        federation = federation_at(name)
         path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
         federation.environment |= {"PYTHONPATH": path}
-        made.append(federation)
         return federation
 
-    yield make
-    for federation in made:
-        federation.close()
+    return make
 
 
 def shards(federation: Federation) -> list[Path]:
@@ -44,14 +40,14 @@ def trained(federation: Federation, flags: Sequence[str]) -> dict[str, np.ndarra
 
 
 @pytest.fixture(scope="module")
-def plain(federation_at: Callable[[str], Federation]) -> dict[str, np.ndarray]:
+def plain(federation_at: FederationAt) -> dict[str, np.ndarray]:
     return trained(federation_at("plain"), [])
 
 
 @pytest.mark.parametrize("transform", ["scale", "mask"])
 @pytest.mark.usefixtures("toys")  # the export of the state happens in this process
 def test_devices_that_allow_the_package_transform_their_updates(
-    transform: str, plain: dict[str, np.ndarray], federation_at: Callable[[str], Federation]
+    transform: str, plain: dict[str, np.ndarray], federation_at: FederationAt
 ) -> None:
     transformed = trained(federation_at(transform), ["--set", f"transforms.{transform}={{}}"])
     for name, tensor in plain.items():
@@ -61,7 +57,7 @@ def test_devices_that_allow_the_package_transform_their_updates(
             np.testing.assert_allclose(transformed[name], tensor, rtol=1e-4, atol=1e-4)
 
 
-def test_a_device_that_has_not_allowed_the_package_takes_no_part(federation_at: Callable[[str], Federation]) -> None:
+def test_a_device_that_has_not_allowed_the_package_takes_no_part(federation_at: FederationAt) -> None:
     federation = federation_at("refused")
     server = federation.server("--exit-when-done", "--min-clients", "2", *FLAGS, "--set", "transforms.scale={}")
     for device in federation.devices(shards(federation)):

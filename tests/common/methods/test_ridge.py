@@ -146,10 +146,11 @@ def test_features_are_an_independent_calculation():
     spec = default_spec("tabular", (3,), 2, 0, "closed-form", {"features": 5, "seed": 7, "widths": [0.5, 2.0], "linear": True})
     model = build(spec, seed=99)
     draws = np.random.RandomState(7)
-    F = draws.standard_normal((3, 10)) * np.array([0.5] * 5 + [2.0] * 5) / np.sqrt(3)
-    p = draws.uniform(0, 2 * np.pi, 10)
     x = np.array([[0.5, -1.0, 2.0]])
-    narrow, wide = np.split(np.sqrt(2 / 5) * np.cos(x @ F + p), 2, axis=1)
+    narrow, wide = (
+        np.sqrt(2 / 5) * np.cos(x @ draws.standard_normal((3, 5)) * width / np.sqrt(3) + draws.uniform(0, 2 * np.pi, 5))
+        for width in (0.5, 2.0)
+    )
     expected = np.hstack([narrow, [[1.0]], wide, [[1.0]], x / np.sqrt(3), [[1.0]]])
     assert model.sizes.tolist() == [6, 6, 4]
     np.testing.assert_allclose(model.features(torch.from_numpy(x), torch.float64).numpy(), expected, atol=1e-6)

@@ -30,7 +30,7 @@ from tests.needs import Later, needs
 
 pytestmark = needs("openpyxl", "pyarrow", "sqlalchemy")
 OPENPYXL, ARROW, PARQUET = Later("openpyxl"), Later("pyarrow"), Later("pyarrow.parquet")
-TABLES = 200  # of each reader
+TABLES = 100  # of each reader
 SETTINGS = resolve({"method": {"name": "fedavg"}})
 Columns = dict[str, list[Any]]
 
@@ -170,7 +170,7 @@ def test_every_table_goes_through(form: str, columns: Columns) -> None:
         assert len(labels) == len(next(iter(later.values())))
 
 
-@settings(max_examples=TABLES // 4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+@settings(max_examples=TABLES // 2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 @given(columns=tables())
 def test_the_form_of_the_file_does_not_matter(columns: Columns) -> None:
     with tempfile.TemporaryDirectory() as folder:

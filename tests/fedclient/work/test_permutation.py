@@ -14,6 +14,7 @@ def test_by_hand():
     assert sign_flip([3.0, -1.0, 1.0]) == 6 / 8, "sums 5, 3, 3, 1 and their opposites against 3"
     assert sign_flip([0.0, 0.0]) == sign_flip([]) == 1.0
     assert sign_flip([0.1] * 5 + [0.0] * 90) == 2 / 32, "what is equal says nothing"
+    assert sign_flip([0.1, 0.3, -0.4, 0.2, -0.2]) == 1.0, "their sum is 0 but for rounding, and so are others"
 
 
 def test_gains_of_one_size_have_mcnemars_p():

@@ -20,6 +20,8 @@ IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
 TABLE = Profile("tabular", (2,), ["no", "yes"], 50, 9)
 SCALED = Profile("tabular", (2,), ["no", "yes"], 50, 9, columns=Columns(50, [0.0, 1.0], [50.0, 90.0]))
 AVERAGE = {"method": {"name": "fedavg"}}
+MASKED: dict[str, Any] = {"privacy": {"secure_aggregation": True}}
+FEW = "secure_aggregation cannot be combined with privacy.secure_devices = 4: sums over samples have at least 5 devices"
 
 
 def plan_of(profile: Profile, settings: dict[str, Any] | None = None, sums: str = "ab", devices: str = "abc") -> Plan:
@@ -39,8 +41,9 @@ def test_two_devices_with_sums_are_enough(profile: Profile) -> None:
         (IMAGES, {}, "a", "fewer than 2 of 3 devices allow it by --disclose sums"),
         (IMAGES, {}, "xy", "fewer than 2 of 3 devices allow it by --disclose sums"),
         (TABLE, {}, "ab", "devices have no common scale: it takes --standardise federation and --disclose statistics"),
-        (IMAGES, {"privacy": {"unit": "example", "noise": 1.0}}, "ab", "with [privacy] no plain sums"),
-        (IMAGES, {"privacy": {"secure_aggregation": True}}, "ab", "with [privacy] no plain sums"),
+        (IMAGES, {"privacy": {"unit": "example", "noise": 1.0}}, "ab", "with privacy.unit no sums over samples"),
+        (IMAGES, MASKED, "abc", "behind masks it takes 5 devices"),
+        (IMAGES, {"privacy": {**MASKED["privacy"], "secure_devices": 4}}, "abc", FEW),
         (IMAGES, {"round": {"mode": "buffered"}}, "ab", "buffered rounds have none"),
         (Profile("tokens", (5,), [0, 1], 50, 9, vocabulary=7), {}, "ab", "it is for images, series and tables"),
         (Profile("images", (80, 80, 1), [3, 9], 50, 9), {}, "ab", "at most 4,096 numbers of a sample, 100 outputs"),
@@ -52,6 +55,12 @@ def test_a_missing_closed_form_is_explained(profile: Profile, settings: dict[str
     plan = plan_of(profile, settings, sums)
     assert not plan.closed_form and why in plan.no_closed_form
     assert closed_form_words(plan) == f"no closed form joins the devices' blends: {plan.no_closed_form}"
+
+
+def test_behind_masks_every_device_must_be_in_its_first_sum() -> None:
+    plan = plan_of(IMAGES, MASKED, sums="abcde", devices="abcde")
+    assert plan.closed_form and closed_form_words(plan).endswith("later devices and new data are not in it")
+    assert "1 of 5 devices were in such a sum before" in plan_of(IMAGES, MASKED, "abcd", "abcde").no_closed_form
 
 
 @pytest.mark.parametrize(

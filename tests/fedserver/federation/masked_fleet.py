@@ -120,7 +120,7 @@ class MaskedFleet:
             for task in tasks:
                 task.cancel()
 
-    async def run(self, wanted: Sequence[str] = (), wait_s: float = 0.4) -> FleetStatistics:
+    async def run(self, wanted: Sequence[str] = (), wait_s: float = 20.0) -> FleetStatistics:
         with self.at_work():
             return await self.survey.run(wanted, wait_s)
 

@@ -16,7 +16,7 @@ from attune.fedserver.core.orderbook import MISSES, OrderBook
 from attune.fedserver.core.records import Smaller
 from tests.fedserver.bench import Bench, plan
 from tests.fedserver.conftest import World
-from tests.fedserver.federation.test_coordinator import Server, hello, id_of, next_order, process
+from tests.fedserver.federation.test_coordinator import Server, hello, id_of, next_order, running
 from tests.fedserver.federation.test_encoding import ZSTD, handed_in, orders_of
 from tests.fedserver.federation.test_inline import updates_of
 
@@ -124,8 +124,8 @@ def held_by(server: Server, order: Order):
 WIDE = {**ZSTD, "model": {"name": "dnn", "hidden": [64]}, "round": {**ZSTD["round"], "rounds": 3}}
 
 
-def test_the_second_order_names_the_change_from_what_the_first_one_served(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_the_second_order_names_the_change_from_what_the_first_one_served(world: World) -> None:
+    async with running(world, WIDE) as server:
         first, second = await second_orders(server)
         for one, two in zip(first, second, strict=True):
             [before], [ref] = one.downloads, two.downloads
@@ -135,36 +135,30 @@ def test_the_second_order_names_the_change_from_what_the_first_one_served(world:
             said = two.downloads[0]
             assert (said.digest, said.base, said.smaller.digest) == (ref.digest, ref.base, ref.smaller.digest)
 
-    process(world, scenario, WIDE)
 
-
-def test_a_device_that_does_not_take_changes_is_served_as_before(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_device_that_does_not_take_changes_is_served_as_before(world: World) -> None:
+    async with running(world, WIDE) as server:
         for orders in await second_orders(server, ENCODINGS):
             for order in orders:
                 [ref] = order.downloads
                 assert (ref.encoding, ref.smaller, ref.base) == ("zstd", None, "")
 
-    process(world, scenario, WIDE)
 
-
-def test_whoever_was_not_served_the_last_value_is_sent_all_of_it(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_whoever_was_not_served_the_last_value_is_sent_all_of_it(world: World) -> None:
+    async with running(world, WIDE) as server:
         _, second = await second_orders(server)
         await server.ledger.update_device("b", fetched=-1)
         a, b = [order.downloads[0] for order in await orders_of(server, SPOKEN, 0)]
         assert a.base == second[0].downloads[0].base != ""
         assert (b.digest, b.base) == (a.digest, "") and b.smaller.encoding == "zstd"
 
-    process(world, scenario, WIDE)
 
-
-def test_downloads_alone_can_be_made_smaller(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_downloads_alone_can_be_made_smaller(world: World) -> None:
+    async with running(
+        world, {**WIDE, "round": {"rounds": 2, "min_clients": 2, "encoding": "int8", "served": "zstd"}}
+    ) as server:
         for order in await orders_of(server, SPOKEN, 0):
             assert order.downloads[0].smaller.encoding == "zstd" and order.encodings == {"shared": "int8"}
-
-    process(world, scenario, {**WIDE, "round": {"rounds": 2, "min_clients": 2, "encoding": "int8", "served": "zstd"}})
 
 
 def test_changes_are_no_longer_offered_to_whoever_has_no_use_for_them(tmp_path) -> None:

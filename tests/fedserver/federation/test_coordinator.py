@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -112,22 +112,14 @@ async def made(world: World, settings: ResolvedSettings, devices: str, *, one_ow
         await storage.ledger.close()
 
 
-def process(
-    world: World,
-    scenario: Callable[[Server], Awaitable[None]],
-    settings: Mapping[str, Any] = SETTINGS,
-    devices: str = "ab",
-    *,
-    one_owner: bool = False,
-) -> None:
-    """Run `scenario` against a coordinator over the present state, as one process would."""
-
-    async def run() -> None:
-        async with made(world, resolve(settings), devices, one_owner=one_owner) as server:
-            await server.coordinator.start()
-            await scenario(server)
-
-    aio.run(run())
+@asynccontextmanager
+async def running(
+    world: World, settings: Mapping[str, Any] = SETTINGS, devices: str = "ab", *, one_owner: bool = False
+) -> AsyncIterator[Server]:
+    """Return a coordinator over the present state that has started, as one process would."""
+    async with made(world, resolve(settings), devices, one_owner=one_owner) as server:
+        await server.coordinator.start()
+        yield server
 
 
 async def next_order(stream: Stream) -> Order:
@@ -146,23 +138,21 @@ async def first_orders(server: Server) -> list[OrderId]:
     return [id_of(await next_order(stream)) for stream in server.connect("a", "b")]
 
 
-def test_a_device_that_cannot_score_what_it_would_keep_is_refused_by_name(world: World) -> None:
+async def test_a_device_that_cannot_score_what_it_would_keep_is_refused_by_name(world: World) -> None:
     settings = SETTINGS | {"train": {"score_after": [1], "finish": "auto"}}
 
-    async def scenario(server: Server) -> None:
+    async with running(world, settings) as server:
         with pytest.raises(SettingError, match=r"old cannot score what it would keep .*: update fedclient"):
             server.members.connect("old", hello())
         server.members.connect("a", hello(encodings=[SCORES]))
 
-    process(world, scenario, settings)
 
-
-def test_the_fleets_number_of_finishing_epochs_is_the_same_after_a_restart(world: World) -> None:
+async def test_the_fleets_number_of_finishing_epochs_is_the_same_after_a_restart(world: World) -> None:
     """Sums over both devices: -20, -13, -12 and -18, so ten epochs are best, with a stop after five."""
     settings = SETTINGS | {"train": {"finish": "auto", "finish_stop": "fleet"}}
     likelihoods = {"a": (-10.0, -9.0, -4.0, -9.0), "b": (-10.0, -4.0, -8.0, -9.0)}
 
-    async def first(server: Server) -> None:
+    async with running(world, settings) as server:
         streams = server.connect("a", "b")
         for stage in ("train", "evaluate", "train"):
             for stream in streams:
@@ -177,16 +167,12 @@ def test_the_fleets_number_of_finishing_epochs_is_the_same_after_a_restart(world
                 await server.coordinator.updates.report(id_of(order))
         orders = [await next_order(stream) for stream in streams]
         assert {(order.work, order.finish_epochs, order.finish_stops) for order in orders} == {("evaluate", 10, (5,))}
-
-    async def second(server: Server) -> None:
+    async with running(world, settings) as server:
         orders = [await next_order(stream) for stream in server.connect("a", "b")]
         assert {(order.work, order.finish_epochs, order.finish_stops) for order in orders} == {("evaluate", 10, (5,))}
 
-    process(world, first, settings)
-    process(world, second, settings)
 
-
-def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(world: World) -> None:
+async def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(world: World) -> None:
     """Expect no prior after round 1; after round 2 it has the other device's result: (1 + 1) / (1 + 2).
 
     One device answers before the restart with another result, which is for the next evaluation.
@@ -199,7 +185,7 @@ def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(
         server.state.inbox.accept(id_of(order), row, {})
         await server.coordinator.updates.report(id_of(order))
 
-    async def first(server: Server) -> None:
+    async with running(world, settings, one_owner=True) as server:
         streams = server.connect("a", "b")
         for stage in ("train", "evaluate", "train"):
             orders = [await next_order(stream) for stream in streams]
@@ -209,14 +195,10 @@ def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(
         orders = [await next_order(stream) for stream in streams]
         assert all(order.prior == pytest.approx({"common": 1 / 3, "local": 2 / 3}) for order in orders)
         await found(server, orders[0], -900.0)
-
-    async def second(server: Server) -> None:
+    async with running(world, settings, one_owner=True) as server:
         [stream] = server.connect("b")
         order = await next_order(stream)
         assert (order.id, order.prior) == ("evaluate-2-b", pytest.approx({"common": 1 / 3, "local": 2 / 3}))
-
-    process(world, first, settings, one_owner=True)
-    process(world, second, settings, one_owner=True)
 
 
 def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -231,36 +213,30 @@ def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return go_on
 
 
-def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after_it(
+async def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let a restarted server accept connections first: slow steps, such as torch's import, run beside the handshakes."""
-
-    async def first(server: Server) -> None:
+    async with running(world) as server:
         await first_orders(server)
+    async with made(world, resolve(SETTINGS), "ab") as server:
+        coordinator, go_on = server.coordinator, asyncio.Event()
+        start = coordinator.state.lab.start
 
-    async def second() -> None:
-        async with made(world, resolve(SETTINGS), "ab") as server:
-            coordinator, go_on = server.coordinator, asyncio.Event()
-            start = coordinator.state.lab.start
+        async def waits(*arguments: Any) -> Any:
+            await go_on.wait()
+            return await start(*arguments)
 
-            async def waits(*arguments: Any) -> Any:
-                await go_on.wait()
-                return await start(*arguments)
-
-            monkeypatch.setattr(coordinator.state.lab, "start", waits)
-            resumed = coordinator.resume(await coordinator.state.restore())
-            streams = server.connect("a", "b")
-            with pytest.raises(TimeoutError):
-                async with aio.timeout(0.1):
-                    await asyncio.shield(resumed)
-            assert not coordinator.ready.is_set() and coordinator.state.round.record.round == 0
-            go_on.set()
-            await resumed
-            assert [(await next_order(stream)).round for stream in streams] == [1, 1]
-
-    process(world, first)
-    aio.run(second())
+        monkeypatch.setattr(coordinator.state.lab, "start", waits)
+        resumed = coordinator.resume(await coordinator.state.restore())
+        streams = server.connect("a", "b")
+        with pytest.raises(TimeoutError):
+            async with aio.timeout(0.1):
+                await asyncio.shield(resumed)
+        assert not coordinator.ready.is_set() and coordinator.state.round.record.round == 0
+        go_on.set()
+        await resumed
+        assert [(await next_order(stream)).round for stream in streams] == [1, 1]
 
 
 async def test_calls_about_orders_wait_until_the_orders_are_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,8 +258,10 @@ async def test_calls_about_orders_wait_until_the_orders_are_out_again(monkeypatc
     assert await asyncio.gather(*early) == ["answered"] * len(early)
 
 
-def test_a_round_closes_although_the_one_who_reported_last_has_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_round_closes_although_the_one_who_reported_last_has_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(world) as server:
         first, second = await first_orders(server)
         go_on = held_up(server, monkeypatch)
         assert await server.answer(first)
@@ -294,13 +272,11 @@ def test_a_round_closes_although_the_one_who_reported_last_has_gone(world: World
         go_on.set()
         await server.closed(1)
 
-    process(world, scenario)
 
-
-def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
+async def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(server: Server) -> None:
+    async with running(world) as server:
         orders = await first_orders(server)
         go_on = held_up(server, monkeypatch)
         async with aio.timeout(10):
@@ -313,14 +289,14 @@ def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
         go_on.set()
         assert (await next_order(again)).round == 2
 
-    process(world, scenario)
 
-
-def test_devices_that_come_back_at_once_get_their_orders_in_one_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_devices_that_come_back_at_once_get_their_orders_in_one_step(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Expect one step for the cohort, because served values are made for all of it; a step each would take quadratic time."""
     opened: list[tuple[str, ...]] = []
 
-    async def scenario(server: Server) -> None:
+    async with running(world) as server:
         await first_orders(server)
         original = server.coordinator._orders.open
 
@@ -331,20 +307,18 @@ def test_devices_that_come_back_at_once_get_their_orders_in_one_step(world: Worl
         monkeypatch.setattr(server.coordinator._orders, "open", counted)
         again = server.connect("a", "b")
         assert [(await next_order(stream)).round for stream in again] == [1, 1]
-
-    process(world, scenario)
     assert opened == [("a", "b")]
 
 
 @pytest.mark.parametrize("error", [LedgerBusy("locked"), DiskFull("no room"), OSError(24, "Too many open files")])
 @pytest.mark.parametrize("step", ["lab.aggregate", "ledger.commit_round", "ledger.put_record"])
-def test_what_can_pass_is_tried_again_and_said(
+async def test_what_can_pass_is_tried_again_and_said(
     world: World, monkeypatch: pytest.MonkeyPatch, error: Exception, step: str
 ) -> None:
     monkeypatch.setattr(steps, "FIRST_DELAY_S", 0.01)
     said: list[str] = []
 
-    async def scenario(server: Server) -> None:
+    async with running(world) as server:
         orders = await first_orders(server)
         owner, name = step.split(".")
         target = {"lab": server.state.lab, "ledger": server.ledger}[owner]
@@ -365,16 +339,14 @@ def test_what_can_pass_is_tried_again_and_said(
         assert server.state.troubles.lines == []
         assert any(str(error) in line for line in said), said
 
-    process(world, scenario)
 
-
-def test_a_ledger_that_is_lost_while_devices_come_and_answer_is_waited_for(
+async def test_a_ledger_that_is_lost_while_devices_come_and_answer_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, reading who is known failed the whole federation, which then needed a restart."""
     monkeypatch.setattr(steps, "FIRST_DELAY_S", 0.01)
 
-    async def scenario(server: Server) -> None:
+    async with running(world) as server:
         original, asked = server.ledger.devices, list[object]()
 
         async def fails(*arguments: Any) -> Any:
@@ -392,16 +364,13 @@ def test_a_ledger_that_is_lost_while_devices_come_and_answer_is_waited_for(
             while server.state.troubles.lines:  # noqa: ASYNC110 (the next round may wait for the ledger, too)
                 await asyncio.sleep(0.01)
 
-    process(world, scenario)
-
 
 @pytest.mark.parametrize("step", ["lab.aggregate", "ledger.put_record"])
-def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(
+async def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(
     world: World, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The updates are accepted, because a late answer would delete them from the inbox."""
-
-    async def fails(server: Server) -> None:
+    async with running(world) as server:
         orders = await first_orders(server)
 
         async def broken(*_: Any) -> Any:
@@ -417,24 +386,19 @@ def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(
         assert "by zero" in record.reason
         assert owner == "ledger" or (await server.ledger.snapshot()).record == record
         assert await server.answer(orders[0]), "it is in the inbox, and counts"
-
-    async def restarted(server: Server) -> None:
+    monkeypatch.undo()
+    async with running(world) as server:
         await server.closed(1)
         rows = (await server.ledger.snapshot()).rows
         assert [(row.round, row.client) for row in rows] == [(1, "a"), (1, "b")]
         assert [order.round for order in await first_orders(server)] == [2, 2]
 
-    process(world, fails)
-    monkeypatch.undo()
-    process(world, restarted)
 
-
-def test_damage_found_in_mid_run_ends_the_server_and_a_restored_file_continues(
+async def test_damage_found_in_mid_run_ends_the_server_and_a_restored_file_continues(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Damage a slot that no round has touched for long: it is read for the first time when its device is served."""
-
-    async def damaged(server: Server) -> None:
+    async with running(world) as server:
         orders = await first_orders(server)
 
         async def broken(*_: Any) -> Any:
@@ -450,16 +414,12 @@ def test_damage_found_in_mid_run_ends_the_server_and_a_restored_file_continues(
             4,
             "state/attended.client~a.1.safetensors is damaged",
         )
-
-    async def restored(server: Server) -> None:
+    monkeypatch.undo()
+    async with running(world) as server:
         assert [order.round for order in await first_orders(server)] == [2, 2]
 
-    process(world, damaged)
-    monkeypatch.undo()
-    process(world, restored)
 
-
-def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: World) -> None:
+async def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: World) -> None:
     """Let two orders in a row expire; then a progress report shows that the device works."""
 
     async def note(server: Server) -> str:
@@ -467,7 +427,7 @@ def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: 
         assert device is not None
         return device.note
 
-    async def scenario(server: Server) -> None:
+    async with running(world, SETTINGS | {"round": {"rounds": 9, "min_clients": 1, "quorum": 1, "deadline_s": 1.0}}) as server:
         answering, hanging = server.connect("a", "b")
         for _ in range(3):  # the first round opens before "b" joins
             await server.answer(id_of(await next_order(answering)))
@@ -483,13 +443,11 @@ def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: 
         assert server.state.round.record.devices == ("a", "b")
         assert await note(server) == ""
 
-    process(world, scenario, SETTINGS | {"round": {"rounds": 9, "min_clients": 1, "quorum": 1, "deadline_s": 1.0}})
 
-
-def test_a_round_that_refused_updates_keep_from_its_quorum_says_what_to_do(world: World) -> None:
+async def test_a_round_that_refused_updates_keep_from_its_quorum_says_what_to_do(world: World) -> None:
     """The quorum is all devices. One of them is refused in the first round and again after it was asked anew."""
-
-    async def scenario(server: Server) -> None:
+    rounds = SETTINGS["round"] | {"min_clients": 3, "deadline_s": 1.0}
+    async with running(world, SETTINGS | {"round": rounds}, "abc") as server:
         streams = server.connect("a", "b", "c")
         orders = [id_of(await next_order(stream)) for stream in streams]
         for order in orders[:2]:
@@ -507,27 +465,22 @@ def test_a_round_that_refused_updates_keep_from_its_quorum_says_what_to_do(world
         await server.closed(1)
         assert server.state.troubles.lines == []
 
-    rounds = SETTINGS["round"] | {"min_clients": 3, "deadline_s": 1.0}
-    process(world, scenario, SETTINGS | {"round": rounds}, "abc")
-
 
 @pytest.mark.parametrize(("bound", "one_owner", "warned"), [(3.0, False, True), (1.0, False, False), (3.0, True, False)])
-def test_the_start_says_as_how_many_devices_liars_count(
+async def test_the_start_says_as_how_many_devices_liars_count(
     world: World, caplog: pytest.LogCaptureFixture, bound: float, one_owner: bool, warned: bool
 ) -> None:
-    async def scenario(server: Server) -> None:
+    async with running(world, SETTINGS | {"method": {"name": "fedavg", "bound_change": bound}}, one_owner=one_owner) as server:
         for stream in server.connect("a", "b"):
             await next_order(stream)
-
-    process(world, scenario, SETTINGS | {"method": {"name": "fedavg", "bound_change": bound}}, one_owner=one_owner)
     assert ("1 hostile of 2 devices can count as 3" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(("second", "alike"), [("one", True), ("two", False)])
-def test_the_status_and_the_log_name_a_fleet_of_one_token(
+async def test_the_status_and_the_log_name_a_fleet_of_one_token(
     world: World, caplog: pytest.LogCaptureFixture, second: str, alike: bool
 ) -> None:
-    async def scenario(server: Server) -> None:
+    async with running(world, SETTINGS | {"round": SETTINGS["round"] | {"min_clients": 3}}, "") as server:
         for name, token in (("x", "one"), ("y", "one"), ("z", second)):
             if await server.ledger.token(token) is None:
                 await server.ledger.add_token(Token(token, b"", 9, 1e12, "operator", id=token))
@@ -538,13 +491,11 @@ def test_the_status_and_the_log_name_a_fleet_of_one_token(
         shown = status(await server.ledger.snapshot(), set())
         assert (text in caplog.text, text in render_status(shown), bool(shown["one_token"])) == (alike, alike, alike)
 
-    process(world, scenario, SETTINGS | {"round": SETTINGS["round"] | {"min_clients": 3}}, "")
 
-
-def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(
+async def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(server: Server) -> None:
+    async with running(world, {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "quorum": 1}}) as server:
         first, second = await first_orders(server)
         go_on = held_up(server, monkeypatch)
         await server.members.excuse("b", "no memory")
@@ -554,11 +505,9 @@ def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(
         await server.closed(1)
         assert [(row.round, row.client) for row in (await server.ledger.snapshot()).rows] == [(1, "a")]
 
-    process(world, scenario, {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "quorum": 1}})
 
-
-def test_a_newer_stream_of_a_device_takes_its_orders_over(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_newer_stream_of_a_device_takes_its_orders_over(world: World) -> None:
+    async with running(world) as server:
         old, _ = server.connect("a", "b")
         order = await next_order(old)
         [new] = server.connect("a")
@@ -573,15 +522,13 @@ def test_a_newer_stream_of_a_device_takes_its_orders_over(world: World) -> None:
         device = await server.ledger.device("a")
         assert device is not None and not device.connected
 
-    process(world, scenario)
 
-
-def test_a_device_never_sampled_is_fitted_after_the_end_to_what_it_is_served(world: World) -> None:
+async def test_a_device_never_sampled_is_fitted_after_the_end_to_what_it_is_served(world: World) -> None:
     """Use a device that starts from its own state, while its untrained tensors must be the federation's."""
     rounds = {"rounds": 1, "min_clients": 2, "clients": 1, "train": "all", "adapt_rounds": 1}
     settings = {"method": {"name": "fedper"}, "model": {"name": "dnn"}, "round": rounds}
 
-    async def scenario(server: Server) -> None:
+    async with running(world, settings) as server:
         coordinator = server.coordinator
         streams = dict(zip("ab", server.connect("a", "b"), strict=True))
         for _ in ("train", "evaluate"):
@@ -599,8 +546,6 @@ def test_a_device_never_sampled_is_fitted_after_the_end_to_what_it_is_served(wor
         assert [ref.part for ref in order.downloads] == ["shared"]
         assert (await server.ledger.snapshot()).record.adapting == {newcomer: 0}
 
-    process(world, scenario, settings)
-
 
 async def hand_in(server: Server, order: OrderId) -> bool:
     """Hand in a changed copy of the shared part that the device is served."""
@@ -613,10 +558,10 @@ async def hand_in(server: Server, order: OrderId) -> bool:
     return await server.coordinator.updates.report(order)
 
 
-def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(
+async def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(server: Server) -> None:
+    async with running(world, FEDAVG) as server:
         orders, coordinator = await first_orders(server), server.coordinator
         go_on = held_up(server, monkeypatch)
         assert [await hand_in(server, order) for order in orders] == [True, True]
@@ -626,31 +571,25 @@ def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(
         assert coordinator.error is None and not coordinator.unusable.is_set()
         assert coordinator.state.inbox.holds(orders[1]), "a damaged state is made again of it"
 
-    process(world, scenario, FEDAVG)
 
-
-def test_a_device_that_was_revoked_before_a_kill_does_not_count_after_it(
+async def test_a_device_that_was_revoked_before_a_kill_does_not_count_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = world_on_disk(tmp_path)
 
-    async def killed(server: Server) -> None:
+    async with running(world, FEDAVG) as server:
         orders, coordinator = await first_orders(server), server.coordinator
         held_up(server, monkeypatch)
         assert [await hand_in(server, order) for order in orders] == [True, True]
         await server.ledger.update_device("b", revoked=True)
         await coordinator.state.turns.step(coordinator.members.expel, "b")
-
-    async def restarted(server: Server) -> None:
+    async with running(world, FEDAVG) as server:
         await server.closed(1)
         assert server.state.round.record.last_cohort == ("a",)
         assert not server.state.inbox.holds(OrderId("train", 1, "b"))
 
-    process(world, killed, FEDAVG)
-    process(world, restarted, FEDAVG)
 
-
-def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_more(
+async def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kill the server between the last update and the commit, and flip a bit of an update. The state has the same bits."""
@@ -665,11 +604,10 @@ def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_mor
 
     found: list[list[str]] = []
 
-    async def undamaged(server: Server) -> None:
+    async with running(on_disk("one"), FEDAVG) as server:
         assert [await hand_in(server, order) for order in await first_orders(server)] == [True, True]
         found.append(await state(server))
-
-    async def killed(server: Server) -> None:
+    async with running(on_disk("two"), FEDAVG) as server:
         orders = await first_orders(server)
         commit = server.ledger.commit_round
 
@@ -679,25 +617,22 @@ def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_mor
         monkeypatch.setattr(server.ledger, "commit_round", never)
         assert [await hand_in(server, order) for order in orders] == [True, True]
         monkeypatch.setattr(server.ledger, "commit_round", commit)
-
-    async def only_a_is_asked_again(server: Server) -> None:
-        assert server.state.round.record.phase is Phase.TRAINING
-        streams = server.connect("a", "b")
-        assert await hand_in(server, id_of(await next_order(streams[0])))
-        found.append(await state(server))
-
-    process(on_disk("one"), undamaged, FEDAVG)
-    process(on_disk("two"), killed, FEDAVG)
     path = tmp_path / "two" / "inbox" / "train-1-a" / "shared.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    process(on_disk("two"), only_a_is_asked_again, FEDAVG)
+    async with running(on_disk("two"), FEDAVG) as server:
+        assert server.state.round.record.phase is Phase.TRAINING
+        streams = server.connect("a", "b")
+        assert await hand_in(server, id_of(await next_order(streams[0])))
+        found.append(await state(server))
     assert found[0] == found[1]
 
 
-def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(server: Server) -> None:
+async def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(world) as server:
         told: asyncio.Queue[tuple[bool, list[str]]] = asyncio.Queue()
 
         def tell(healthy: bool) -> None:
@@ -714,8 +649,6 @@ def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: 
             go_on.set()
             assert await told.get() == (True, [])
         watching.cancel()
-
-    process(world, scenario)
 
 
 @pytest.mark.parametrize("inline", [False, True])
@@ -741,35 +674,30 @@ async def test_work_in_turns_is_done_in_the_order_asked_and_carried_through(inli
     assert turns.busy_s == 0.0
 
 
-def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_away(world: World) -> None:
+async def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_away(world: World) -> None:
     """Use a ledger as after a damaged journal of the database, or from a backup of the database alone."""
-
-    async def two_rounds(server: Server) -> None:
+    async with running(world) as server:
         a, b = server.connect("a", "b")
         for number in (1, 2):
             for stream in (a, b):
                 assert await server.answer(id_of(await next_order(stream)))
             await server.closed(number)
-
-    process(world, two_rounds)
     blobs = [name for name in world.blobs.names("") if name.startswith(("state/", "inbox/"))]
-
-    async def older() -> None:
-        ledger = world.opened().ledger
-        record = (await ledger.snapshot()).record
-        await ledger.put_record(msgspec.structs.replace(record, round=0))
-        await ledger.close()
-
-    aio.run(older())
+    ledger = world.opened().ledger
+    record = (await ledger.snapshot()).record
+    await ledger.put_record(msgspec.structs.replace(record, round=0))
+    await ledger.close()
     with pytest.raises(HomeMismatch, match="of a later one"):
-        process(world, two_rounds)
+        async with running(world):
+            pass
     assert [name for name in world.blobs.names("") if name.startswith(("state/", "inbox/"))] == blobs
 
 
-def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: World) -> None:
+async def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: World) -> None:
     """Commit each answer after the end by itself, while others arrive on other threads."""
-
-    async def scenario(server: Server) -> None:
+    async with running(
+        world, {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 1, "min_clients": 2}}
+    ) as server:
         await server.enrol("c", "d")
         streams = server.connect("a", "b")
         for stream in (*streams, *streams):
@@ -788,8 +716,6 @@ def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: Worl
         assert await server.coordinator.updates.report(orders[0]) and await server.coordinator.updates.report(orders[1])
         rows = (await server.ledger.snapshot()).rows
         assert sorted(row.client for row in rows if row.work == "evaluate") == ["a", "b", "c", "d"]
-
-    process(world, scenario, {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 1, "min_clients": 2}})
 
 
 EQUAL = pytest.approx({"common": 0.5, "local": 0.5})
@@ -825,60 +751,50 @@ async def until(
             await server.coordinator.updates.report(id_of(order), losses.get(order.round) if order.work == "train" else None)
 
 
-def test_what_was_found_of_a_state_that_was_taken_back_has_no_say(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_what_was_found_of_a_state_that_was_taken_back_has_no_say(world: World) -> None:
+    async with running(world, WEIGHS) as server:
         orders = await until(server, server.connect("a", "b"), "evaluate", 3, {1: 1.0, 2: 1.0, 3: 1000.0})
         assert "the state after round 2 was taken back" in (await server.ledger.snapshot()).record.setback
         assert [dict(order.prior) for order in orders] == [{}, {}]
 
-    process(world, scenario, WEIGHS)
 
-
-def test_who_is_revoked_has_no_say_any_more_in_this_process_as_in_the_next(world: World) -> None:
-    async def revoked(server: Server) -> None:
+async def test_who_is_revoked_has_no_say_any_more_in_this_process_as_in_the_next(world: World) -> None:
+    async with running(world, WEIGHS, one_owner=True) as server:
         told = await until(server, server.connect("a", "b"), "evaluate", 3, {})
         assert all(order.prior["local"] > 0.6 for order in told)
         await server.ledger.update_device("a", revoked=True)
         await server.state.turns.step(server.coordinator.members.expel, "a")
         assert (await next_order(*server.connect("b"))).prior == EQUAL, "nobody else has voted"
-
-    async def restarted(server: Server) -> None:
+    async with running(world, WEIGHS, one_owner=True) as server:
         assert (await next_order(*server.connect("b"))).prior == EQUAL
-
-    process(world, revoked, WEIGHS, one_owner=True)
-    process(world, restarted, WEIGHS, one_owner=True)
 
 
 @pytest.mark.parametrize(
     ("devices", "constant", "told"), [("ab", None, False), ("ab", 0.5, True), ("abcd", None, False), ("abcde", None, True)]
 )
-def test_what_fewer_than_five_devices_found_is_told_if_all_disclose(
+async def test_what_fewer_than_five_devices_found_is_told_if_all_disclose(
     world: World, devices: str, constant: float | None, told: bool
 ) -> None:
-    async def scenario(server: Server) -> None:
+    async with running(world, WEIGHS | {"round": WEIGHS["round"] | {"min_clients": len(devices)}}, devices) as server:
         orders = await until(server, server.connect(*devices), "evaluate", 3, {}, constant)
         assert [bool(order.prior) for order in orders] == [told] * len(devices)
 
-    process(world, scenario, WEIGHS | {"round": WEIGHS["round"] | {"min_clients": len(devices)}}, devices)
 
-
-def test_under_noise_on_the_devices_no_device_is_told_what_others_found(world: World) -> None:
+async def test_under_noise_on_the_devices_no_device_is_told_what_others_found(world: World) -> None:
     """With `--metrics all` owners let the server see likelihoods, which have no noise; other devices get nothing of them."""
     privacy = {"unit": "example", "noise": 1.0, "ranges": [[-4, 4]] * 3}
 
-    async def scenario(server: Server) -> None:
+    async with running(world, WEIGHS | {"round": WEIGHS["round"] | {"min_clients": 5}, "privacy": privacy}, "abcde") as server:
         streams = [server.members.connect(name, hello(encodings=[NOISE])) for name in "abcde"]
         orders = await until(server, streams, "evaluate", 3, {}, 0.5)
         assert [dict(order.prior) for order in orders] == [{}] * 5
 
-    process(world, scenario, WEIGHS | {"round": WEIGHS["round"] | {"min_clients": 5}, "privacy": privacy}, "abcde")
 
-
-def test_a_device_that_needs_common_statistics_is_refused_where_there_are_none(world: World) -> None:
+async def test_a_device_that_needs_common_statistics_is_refused_where_there_are_none(world: World) -> None:
     """An older device sends its sums, and has no scale of its own; two of the three devices disclose nothing."""
     older = msgspec.structs.replace(PROFILE, columns=Columns(10, [0.0] * 3, [1.0] * 3))
 
-    async def scenario(server: Server) -> None:
+    async with running(world, devices="abc") as server:
         stream = server.members.connect("a", Hello("old", msgspec.json.encode(older), ()))
         assert [(await next_order(stream)).work for stream in server.connect("b", "c")] == ["train", "train"]
         with pytest.raises(SettingError, match=r"a cannot standardise by its own statistics.*update fedclient"):
@@ -886,5 +802,3 @@ def test_a_device_that_needs_common_statistics_is_refused_where_there_are_none(w
         with pytest.raises(SettingError, match="a cannot standardise by its own statistics"):
             server.members.connect("a", Hello("old", msgspec.json.encode(older), ()))
         assert server.state.plan is not None and server.state.plan.scale is None
-
-    process(world, scenario, devices="abc")

@@ -14,7 +14,7 @@ from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedserver.core.records import Report
 from attune.fedserver.federation.streams import Stream
 from tests.fedserver.conftest import World
-from tests.fedserver.federation.test_coordinator import Server, hello, id_of, next_order, process
+from tests.fedserver.federation.test_coordinator import Server, hello, id_of, next_order, running
 
 FOUNDERS = "abcde"
 SETTINGS = {
@@ -71,8 +71,8 @@ async def waits(stream: Stream) -> asyncio.Task[Order]:
     return waiting
 
 
-def test_a_newcomer_is_served_after_it_has_told_of_its_data(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_newcomer_is_served_after_it_has_told_of_its_data(world: World) -> None:
+    async with running(world, SETTINGS, FOUNDERS) as server:
         await founded(server)
         await server.enrol("new", "mute", "old")
         waiting = await waits(connected(server, "new"))
@@ -91,38 +91,30 @@ def test_a_newcomer_is_served_after_it_has_told_of_its_data(world: World) -> Non
         order = await next_order(connected(server, "old", ()))
         assert generated(order).digest == common(order).digest, "nobody waits for a device that will not tell"
 
-    process(world, scenario, SETTINGS, FOUNDERS)
 
-
-def test_a_restarted_server_waits_until_the_newcomer_tells_again(world: World) -> None:
+async def test_a_restarted_server_waits_until_the_newcomer_tells_again(world: World) -> None:
     found: list[str] = []
 
-    async def first(server: Server) -> None:
+    async with running(world, SETTINGS, FOUNDERS) as server:
         await founded(server)
         await server.enrol("new")
         stream = connected(server, "new")
         server.members.described("new", said_by("b"))
         found.append(generated(await next_order(stream)).digest)
-
-    async def second(server: Server) -> None:
+    async with running(world, SETTINGS, FOUNDERS) as server:
         waiting = await waits(connected(server, "new"))
         server.members.described("new", said_by("b"))
         found.append(generated(await waiting).digest)
-
-    process(world, first, SETTINGS, FOUNDERS)
-    process(world, second, SETTINGS, FOUNDERS)
     assert found[0] == found[1]
 
 
-def test_a_description_that_nobody_asked_for_changes_nothing(world: World) -> None:
+async def test_a_description_that_nobody_asked_for_changes_nothing(world: World) -> None:
     trained: dict[str, Any] = SETTINGS | {"method": {"name": "pfedhn"}}
 
-    async def scenario(server: Server) -> None:
+    async with running(world, trained, FOUNDERS) as server:
         await founded(server)
         await server.enrol("new")
         stream = connected(server, "new")
         server.members.described("new", said_by("a"))
         order = await next_order(stream)
         assert generated(order).digest == common(order).digest
-
-    process(world, scenario, trained, FOUNDERS)

@@ -23,7 +23,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.ports.blobs import UPLOADS
 from tests.fedserver.bench import Bench, plan
 from tests.fedserver.conftest import World
-from tests.fedserver.federation.test_coordinator import Server, hello, next_order, process
+from tests.fedserver.federation.test_coordinator import Server, hello, next_order, running
 from tests.fedserver.federation.test_inline import update, updates_of
 
 SETTINGS = {
@@ -33,14 +33,12 @@ SETTINGS = {
 }
 
 
-def test_the_order_asks_for_it_and_an_update_in_another_encoding_is_refused(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_the_order_asks_for_it_and_an_update_in_another_encoding_is_refused(world: World) -> None:
+    async with running(world, SETTINGS) as server:
         order, _ = await orders_of(server)
         assert (order.returns, order.encodings) == (("shared",), {"shared": "bf16"})
         with pytest.raises(UpdateRefused, match="in another encoding than its order asks for"):
             await updates_of(server).submit("a", update(order, order.downloads[0].data))
-
-    process(world, scenario, SETTINGS)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedtp"])
@@ -84,10 +82,9 @@ async def orders_of(server: Server, spoken: Sequence[str] = ENCODINGS, inline_by
     return [await next_order(stream) for stream in streams]
 
 
-def test_what_is_kept_of_a_change_are_the_values_that_it_leads_to(world: World) -> None:
+async def test_what_is_kept_of_a_change_are_the_values_that_it_leads_to(world: World) -> None:
     """Keep served + change in the part's own dtypes. The received bytes are counted, and then deleted."""
-
-    async def scenario(server: Server) -> None:
+    async with running(world, INT8) as server:
         order, _ = await orders_of(server)
         before = served(server, order)
         trained = {name: tensor + torch.randn(tensor.shape) for name, tensor in before.items()}
@@ -102,14 +99,12 @@ def test_what_is_kept_of_a_change_are_the_values_that_it_leads_to(world: World) 
             assert torch.equal(trained[name] - tensor, written.errors[name])
         assert server.blobs.names(UPLOADS) == []
 
-    process(world, scenario, INT8)
-
 
 @pytest.mark.parametrize(
     ("scale", "kind"), [(math.nan, "bad-scale"), (math.inf, "bad-scale"), (-1.0, "bad-scale"), (1e38, "not-finite")]
 )
-def test_a_scale_that_would_harm_the_state_is_refused(world: World, scale: float, kind: str) -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_scale_that_would_harm_the_state_is_refused(world: World, scale: float, kind: str) -> None:
+    async with running(world, INT8) as server:
         order, _ = await orders_of(server)
         before = served(server, order)
         written = encode({name: tensor + 1 for name, tensor in before.items()}, "int8", before).tensors
@@ -118,11 +113,9 @@ def test_a_scale_that_would_harm_the_state_is_refused(world: World, scale: float
             await updates_of(server).submit("a", handed_in(order, save(written)))
         assert caught.value.kind == kind
 
-    process(world, scenario, INT8)
 
-
-def test_the_limit_on_a_change_is_of_the_values_that_it_leads_to(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_the_limit_on_a_change_is_of_the_values_that_it_leads_to(world: World) -> None:
+    async with running(world, {**INT8, "server": {"max_update_norm": 1.0}}) as server:
         order, _ = await orders_of(server)
         before = served(server, order)
         for change, fits in ((1e3, False), (1e-3, True)):
@@ -134,20 +127,15 @@ def test_the_limit_on_a_change_is_of_the_values_that_it_leads_to(world: World) -
                 with pytest.raises(UpdateRefused, match="the limit is 1"):
                     await submitted
 
-    process(world, scenario, {**INT8, "server": {"max_update_norm": 1.0}})
 
-
-def test_whole_numbers_are_not_taken_for_values(world: World) -> None:
+async def test_whole_numbers_are_not_taken_for_values(world: World) -> None:
     """Hand in int8 tensors for an order without that encoding: they must not be aggregated as weights."""
-
-    async def scenario(server: Server) -> None:
+    async with running(world, {**SETTINGS, "round": {"rounds": 2, "min_clients": 2}}) as server:
         order, _ = await orders_of(server)
         written = encode(served(server, order), "int8").tensors
         with pytest.raises(Malformed) as caught:
             await updates_of(server).submit("a", handed_in(order, save(written), ""))
         assert caught.value.kind == "unexpected-tensor"
-
-    process(world, scenario, {**SETTINGS, "round": {"rounds": 2, "min_clients": 2}})
 
 
 def test_a_device_that_is_served_nothing_hands_in_plain_values() -> None:
@@ -170,8 +158,8 @@ def unpacked_of(server: Server, order: Order) -> Tensors:
 
 
 @needs_zstd
-def test_what_is_served_is_sent_in_fewer_bytes_and_every_bit_comes_back(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_what_is_served_is_sent_in_fewer_bytes_and_every_bit_comes_back(world: World) -> None:
+    async with running(world, ZSTD) as server:
         order, _ = await orders_of(server)
         before = unpacked_of(server, order)
         trained = {name: tensor + torch.randn(tensor.shape) * 1e-3 for name, tensor in before.items()}
@@ -181,8 +169,6 @@ def test_what_is_served_is_sent_in_fewer_bytes_and_every_bit_comes_back(world: W
         kept = read_tensors(server.blobs.open(entry.parts["shared"]))
         assert all(torch.equal(kept[name], tensor) for name, tensor in trained.items())
         assert entry.row.bytes_up == len(data)
-
-    process(world, scenario, ZSTD)
 
 
 @needs_zstd
@@ -207,12 +193,10 @@ def test_a_server_that_cannot_read_it_says_what_to_install(monkeypatch: pytest.M
 
 
 @needs_zstd
-def test_a_device_without_the_package_is_told_to_install_it(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_device_without_the_package_is_told_to_install_it(world: World) -> None:
+    async with running(world, ZSTD) as server:
         with pytest.raises(SettingError, match=r"a cannot write parts as zstd .*install zstandard beside it"):
             server.members.connect("a", hello(0, ("bf16", "int8")))
-
-    process(world, scenario, ZSTD)
 
 
 # --- each part in its own
@@ -278,8 +262,12 @@ def test_a_device_that_cannot_read_what_is_served_is_refused() -> None:
         resolve({**TWO_PARTS, "round": {"served": "zstd"}}).encodings.check_device("a", ("bf16", "int8"))
 
 
-def test_orders_ask_for_an_encoding_of_each_part_and_swapped_ones_are_refused(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_orders_ask_for_an_encoding_of_each_part_and_swapped_ones_are_refused(world: World) -> None:
+
+    method = {"name": "custom", "parts": {"@head": "attended", "*": "shared"}}
+    async with running(
+        world, {"method": method, "model": {"name": "dnn"}, "round": {**TWO_PARTS["round"], "encodings": {"attended": "int8"}}}
+    ) as server:
         order, _ = await orders_of(server, SPOKEN)
         asked = dict(order.encodings)
         assert asked == {"attended": "int8", "shared": "bf16"}
@@ -288,32 +276,22 @@ def test_orders_ask_for_an_encoding_of_each_part_and_swapped_ones_are_refused(wo
         with pytest.raises(UpdateRefused, match=r"\['attended', 'shared'\] in another encoding"):
             await updates_of(server).submit("a", Update(order.id, refs, 10, b"{}"))
 
-    method = {"name": "custom", "parts": {"@head": "attended", "*": "shared"}}
-    process(
-        world,
-        scenario,
-        {"method": method, "model": {"name": "dnn"}, "round": {**TWO_PARTS["round"], "encodings": {"attended": "int8"}}},
-    )
-
 
 @pytest.mark.parametrize("setting", ["same_cohort", "secure_spare"])
-def test_an_older_device_is_refused_where_it_must_know_more_of_secure_sums(world: World, setting: str) -> None:
-    async def scenario(server: Server) -> None:
+async def test_an_older_device_is_refused_where_it_must_know_more_of_secure_sums(world: World, setting: str) -> None:
+
+    privacy = {"secure_aggregation": True, setting: 2 if setting == "secure_spare" else True}
+    async with running(world, {"method": {"name": "fedavg"}, "privacy": privacy}) as server:
         older = (*(word for word in SPOKEN if word != SAME_COHORT), "transform:secure-sum-4")
         with pytest.raises(SettingError, match=r"^old knows no privacy.same_cohort or secure_spare of this federation: update"):
             server.members.connect("old", hello(1 << 20, older))
         server.members.connect("new", hello(1 << 20, (*older, SAME_COHORT)))
 
-    privacy = {"secure_aggregation": True, setting: 2 if setting == "secure_spare" else True}
-    process(world, scenario, {"method": {"name": "fedavg"}, "privacy": privacy})
 
-
-def test_a_device_that_cannot_keep_its_embedding_is_refused_before_round_1(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_device_that_cannot_keep_its_embedding_is_refused_before_round_1(world: World) -> None:
+    async with running(world, {"method": {"name": "pfedhn", "embedding": "device"}, "model": {"name": "mlr"}}) as server:
         older = tuple(word for word in SPOKEN if word != EMBEDDING)
         with pytest.raises(SettingError, match=r"^old cannot keep its embedding \(method.embedding of this federation\)"):
             server.members.connect("old", hello(1 << 20, older))
         order, _ = await orders_of(server, SPOKEN)
         assert ([ref.part for ref in order.downloads], dict(order.counted)) == (["generated"], {})
-
-    process(world, scenario, {"method": {"name": "pfedhn", "embedding": "device"}, "model": {"name": "mlr"}})

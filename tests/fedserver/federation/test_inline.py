@@ -15,7 +15,7 @@ from attune.common.wire.malformed import DigestMismatch
 from attune.fedserver.federation.updates import PendingUploads, Updates
 from attune.fedserver.stores.uploads import Sink
 from tests.fedserver.conftest import World
-from tests.fedserver.federation.test_coordinator import FEDAVG, Server, hello, next_order, process
+from tests.fedserver.federation.test_coordinator import FEDAVG, Server, hello, next_order, running
 
 
 async def orders(server: Server, *inline_bytes: int) -> list[Order]:
@@ -29,24 +29,20 @@ def read(server: Server, name: str, order: Order) -> bytes:
 
 
 @pytest.mark.parametrize("setting", [1 << 16, 0])
-def test_an_order_carries_what_the_device_takes_and_the_server_gives(world: World, setting: int) -> None:
-    async def scenario(server: Server) -> None:
+async def test_an_order_carries_what_the_device_takes_and_the_server_gives(world: World, setting: int) -> None:
+    async with running(world, {**FEDAVG, "server": {"inline_bytes": setting}}) as server:
         first, second = await orders(server, 1 << 20, 0)
         carried = read(server, "a", first) if setting else b""
         assert [ref.data for ref in first.downloads] == [carried]
         assert [ref.data for ref in second.downloads] == [b""], "this device has not said that it takes any"
         assert server.state.book.order("a", first.id).downloads[0].data == b"", "the book need not hold it"
 
-    process(world, scenario, {**FEDAVG, "server": {"inline_bytes": setting}})
 
-
-def test_a_blob_beyond_the_room_is_offered_as_ever(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_blob_beyond_the_room_is_offered_as_ever(world: World) -> None:
+    async with running(world, FEDAVG) as server:
         for order in await orders(server, 100, 100):
             [ref] = order.downloads
             assert ref.size > 100 and ref.data == b""
-
-    process(world, scenario, FEDAVG)
 
 
 def updates_of(server: Server) -> Updates:
@@ -58,8 +54,8 @@ def update(order: Order, data: bytes, digest: str = "") -> Update:
     return Update(order.id, (ref,), 10, b"{}")
 
 
-def test_an_update_that_carries_its_blobs_counts_as_one_whose_blobs_were_uploaded(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_an_update_that_carries_its_blobs_counts_as_one_whose_blobs_were_uploaded(world: World) -> None:
+    async with running(world, FEDAVG) as server:
         updates = updates_of(server)
         given = await orders(server, 1 << 20, 1 << 20)
         for name, order in zip(("a", "b"), given, strict=True):
@@ -70,11 +66,9 @@ def test_an_update_that_carries_its_blobs_counts_as_one_whose_blobs_were_uploade
         rows = (await server.ledger.snapshot()).rows
         assert [row.bytes_up for row in rows] == [order.downloads[0].size for order in given]
 
-    process(world, scenario, FEDAVG)
 
-
-def test_what_an_update_carries_is_checked(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_what_an_update_carries_is_checked(world: World) -> None:
+    async with running(world, FEDAVG) as server:
         updates = updates_of(server)
         [order, _] = await orders(server, 1 << 20, 1 << 20)
         data = order.downloads[0].data
@@ -84,11 +78,9 @@ def test_what_an_update_carries_is_checked(world: World) -> None:
             await updates.submit("a", update(order, bytes((1 << 16) + 1)))
         assert server.state.inbox.names("train", 1) == set()
 
-    process(world, scenario, FEDAVG)
 
-
-def test_an_update_waits_for_the_blobs_that_are_on_their_way(world: World) -> None:
-    async def scenario(server: Server) -> None:
+async def test_an_update_waits_for_the_blobs_that_are_on_their_way(world: World) -> None:
+    async with running(world, FEDAVG) as server:
         updates = updates_of(server)
         [order, _] = await orders(server, 1 << 20, 1 << 20)
         data = order.downloads[0].data
@@ -103,8 +95,6 @@ def test_an_update_waits_for_the_blobs_that_are_on_their_way(world: World) -> No
             assert not waiting.done()
             await updates.complete("a", target, sink)
         assert await waiting == Receipt()
-
-    process(world, scenario, FEDAVG)
 
 
 async def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
@@ -130,12 +120,11 @@ async def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
     assert repr(arrivals) == "PendingUploads([])"
 
 
-def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes_nothing(
+async def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Send again what the server has already, as a device does after a restart; its update may arrive earlier."""
-
-    async def scenario(server: Server) -> None:
+    async with running(world, FEDAVG) as server:
         updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)
         data, lab = order.downloads[0].data, server.state.lab
         target = UploadTarget(order.id, "shared", digest_of(data), len(data))
@@ -149,13 +138,11 @@ def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes_nothi
         assert await updates.submit("a", update(order, data)) == Receipt()
         await updates.complete("a", target, *sinks)
 
-    process(world, scenario, FEDAVG)
 
-
-def test_an_upload_of_other_bytes_while_an_update_is_taken_in_is_no_damage(
+async def test_an_upload_of_other_bytes_while_an_update_is_taken_in_is_no_damage(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(server: Server) -> None:
+    async with running(world, FEDAVG) as server:
         updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)
         data, lab = order.downloads[0].data, server.state.lab
         work = server.state.lab.arrive
@@ -169,5 +156,3 @@ def test_an_upload_of_other_bytes_while_an_update_is_taken_in_is_no_damage(
         with pytest.raises(UnknownBlob, match="sends shared again"):
             await updates.submit("a", update(order, data))
         assert await updates.submit("a", update(order, data)) == Receipt()
-
-    process(world, scenario, FEDAVG)

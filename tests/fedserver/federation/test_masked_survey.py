@@ -19,6 +19,7 @@ from attune.fedserver.surveys.masked_statistics import KeptSum
 from tests.fedserver.federation.masked_fleet import NAMES, MaskedFleet, MaskedSite, joined, tables
 
 EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")
+SHORT = 1.0  # seconds, for a question that a device never answers
 
 
 def silent(exchange: str, *names: str) -> Any:
@@ -69,7 +70,7 @@ def test_the_server_has_no_sum_of_one_device_and_masked_numbers_look_random() ->
 
 @pytest.mark.parametrize("exchange", ["keys", "shares", "masked"])
 def test_a_device_that_falls_silent_is_left_out_of_the_sum(exchange: str) -> None:
-    shown = aio.run(MaskedFleet(change=silent(exchange, "site5")).run())
+    shown = aio.run(MaskedFleet(change=silent(exchange, "site5")).run(wait_s=SHORT))
     assert (shown.devices, shown.samples) == (5, 120)
     assert shown.columns["column 1"].mean == pytest.approx(joined(NAMES[:5], 0).mean(), rel=1e-13)
     assert shown.without == {"site5": masked_survey.CAME_LATER}
@@ -77,7 +78,7 @@ def test_a_device_that_falls_silent_is_left_out_of_the_sum(exchange: str) -> Non
 
 @pytest.mark.parametrize("exchange", ["survivors", "unmasking"])
 def test_a_device_that_falls_silent_later_counts(exchange: str) -> None:
-    assert aio.run(MaskedFleet(change=silent(exchange, "site5")).run()).devices == 6
+    assert aio.run(MaskedFleet(change=silent(exchange, "site5")).run(wait_s=SHORT)).devices == 6
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -86,7 +87,7 @@ def test_too_few_answers_make_no_sum_and_a_later_question_makes_the_one_sum(exch
     names = ("site2", "site3", "site4", "site5")
     fleet = MaskedFleet(change=silent(exchange, *names))
     with pytest.raises(SettingError, match=r"there are no masked statistics: secure aggregation: . of . devices"):
-        aio.run(fleet.run())
+        aio.run(fleet.run(wait_s=SHORT))
     fleet.change = lambda name, message: message
     if exchange in ("survivors", "unmasking"):
         fixed = from_json(fleet.blobs.get(MASKED_STATISTICS), KeptSum)
@@ -163,7 +164,7 @@ def answering(answer: Callable[[MaskedFleet, str], StatisticsReport]) -> MaskedF
     ],
 )
 def test_a_wrong_masked_number_leaves_its_device_out(answer: Any) -> None:
-    assert aio.run(answering(lambda fleet, question: answer(question)).run()).devices == 5
+    assert aio.run(answering(lambda fleet, question: answer(question)).run(wait_s=SHORT)).devices == 5
 
 
 def test_a_number_that_is_no_statistics_is_named_and_shown_by_nobody() -> None:

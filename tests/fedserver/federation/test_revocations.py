@@ -19,7 +19,7 @@ from attune.fedserver.core.messages import OrderId, Phase
 from attune.fedserver.core.records import Report
 from attune.fedserver.federation.streams import Stream
 from tests.fedserver.conftest import world_on_disk
-from tests.fedserver.federation.test_coordinator import Server, hello, id_of, next_order, process
+from tests.fedserver.federation.test_coordinator import Server, hello, id_of, next_order, running
 
 DEVICES, REVOKED, ROUNDS = "abcdef", 3, 5
 METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -103,22 +103,10 @@ class Fleet:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("method", METHODS)
-def test_no_revocation_stops_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, seed: int) -> None:
+async def test_no_revocation_stops_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, seed: int) -> None:
     """Let steps on the disk, in the lab and in the ledger take random times, so that a revocation may fall into each."""
     rng = random.Random(seed)
     fleet = Fleet(rng)
-
-    async def scenario(server: Server, last: bool) -> None:
-        owners = {"executors": server.state.executors, "lab": server.state.lab, "ledger": server.ledger}
-        for owner, name in SLOW:
-            step = getattr(owners[owner], name)
-
-            async def slow(*arguments: Any, step: Any = step) -> Any:
-                await asyncio.sleep(rng.uniform(0, 0.01))
-                return await step(*arguments)
-
-            monkeypatch.setattr(owners[owner], name, slow)
-        await fleet.live(server, last=last)
 
     rounds = {
         "rounds": ROUNDS,
@@ -130,4 +118,14 @@ def test_no_revocation_stops_the_server(tmp_path: Path, monkeypatch: pytest.Monk
     settings = {"method": {"name": method}, "model": {"name": "mlr"}} | METHODS[method]
     settings |= {"round": rounds | METHODS[method].get("round", {})}
     for last in (False, False, True):
-        process(world_on_disk(tmp_path), partial(scenario, last=last), settings, DEVICES)
+        async with running(world_on_disk(tmp_path), settings, DEVICES) as server:
+            owners = {"executors": server.state.executors, "lab": server.state.lab, "ledger": server.ledger}
+            for owner, name in SLOW:
+                step = getattr(owners[owner], name)
+
+                async def slow(*arguments: Any, step: Any = step) -> Any:
+                    await asyncio.sleep(rng.uniform(0, 0.01))
+                    return await step(*arguments)
+
+                monkeypatch.setattr(owners[owner], name, slow)
+            await fleet.live(server, last=last)

@@ -22,7 +22,7 @@ from attune.fedserver.rpc.auth import CALLER
 from attune.fedserver.rpc.service import FederationService
 from attune.fedserver.web.actions import Actions, DeviceName
 from tests.fedserver.conftest import World
-from tests.fedserver.federation.test_coordinator import Server, process
+from tests.fedserver.federation.test_coordinator import Server, running
 
 Call = Callable[[AdminService, str], Awaitable[Any]]
 
@@ -64,10 +64,10 @@ async def made(server: Server) -> bool:
         (lambda service, token: service.NewToken(pb.NewTokenRequest(), None), made),
     ],
 )
-def test_a_decision_goes_on_when_its_caller_vanishes_after_the_line_in_the_audit_log(
+async def test_a_decision_goes_on_when_its_caller_vanishes_after_the_line_in_the_audit_log(
     world: World, monkeypatch: pytest.MonkeyPatch, call: Call, done: Callable[[Server], Awaitable[bool]]
 ) -> None:
-    async def scenario(server: Server) -> None:
+    async with running(world) as server:
         admin, note, noted, goes_on = (
             FederationAdmin(server.ledger, "operator"),
             server.ledger.note,
@@ -100,8 +100,6 @@ def test_a_decision_goes_on_when_its_caller_vanishes_after_the_line_in_the_audit
             with pytest.raises(CertificateRefused):
                 while await stream.next() is not None:
                     pass
-
-    process(world, scenario)
 
 
 async def test_an_action_of_the_page_goes_on_when_its_caller_vanishes() -> None:

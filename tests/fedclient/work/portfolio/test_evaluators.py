@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.fedclient.work.portfolio.evaluators import LEAST, evaluator
@@ -54,6 +54,7 @@ def spread(probability, classes, outputs):
     return whole
 
 
+@settings(max_examples=20)  # each fits two forests of 100 trees
 @given(data("classes"))
 def test_classes_have_scikit_learns_probabilities(drawn):
     from sklearn.ensemble import RandomForestClassifier
@@ -72,6 +73,7 @@ def test_classes_have_scikit_learns_probabilities(drawn):
         assert ours("logistic", samples, x, 7) == pytest.approx(spread(model.predict_proba(new), known, 7), abs=1e-5)
 
 
+@settings(max_examples=20)  # each fits two forests of 100 trees
 @given(data("regression"))
 def test_numbers_are_scikit_learns(drawn):
     from sklearn.ensemble import RandomForestRegressor
@@ -86,6 +88,7 @@ def test_numbers_are_scikit_learns(drawn):
     assert ours("forest", samples, x, samples.y.shape[1]) == pytest.approx(forest.reshape(len(x), -1), abs=1e-4)
 
 
+@settings(max_examples=20)  # each fits two forests of 100 trees
 @given(data("multilabel"))
 def test_labels_have_scikit_learns_probabilities(drawn):
     from sklearn.ensemble import RandomForestClassifier

@@ -13,7 +13,7 @@ import pytest
 
 from attune.common import faults
 from attune.common.wire.files import read_tensors
-from tests.e2e.harness import Federation, Process, digit_shards
+from tests.e2e.harness import Process, digit_shards
 from tests.forked import STEADY
 
 SLOW = "kiel:*:training=sleep:0.5"
@@ -83,19 +83,6 @@ FLAGS = ("--exit-when-done", "--min-clients", "3", "--rounds", "2", "--set", "tr
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     return digit_shards(tmp_path_factory.mktemp("shards"), 3, 40, 20)
-
-
-@pytest.fixture
-def federation_at(tmp_path):
-    made = []
-
-    def make(name):
-        made.append(Federation(tmp_path / name))
-        return made[-1]
-
-    yield make
-    for federation in made:
-        federation.close()
 
 
 def fleet(federation, shards, log, fault=""):

@@ -315,12 +315,16 @@ def test_each_block_has_a_regression_and_a_gamma_of_its_own():
         assert (tensors[SIZES].tolist(), float(tensors[BLOCK])) == (TWO, 0)
 
 
-def test_the_fleet_chooses_the_block_that_errs_least():
+@pytest.mark.parametrize(("gains", "block"), [([5.0, 4.0, 6.0, 5.0], 1), ([30.0, -4.0, -4.0, 2.0], 0)])
+def test_another_block_than_the_first_must_be_clearly_better(gains: list[float], block: int):
+    """The sum of the errors is 20 and 24 less; but the gain of one device alone may be luck."""
     made = ClosedFormSums(ClosedFormSettings(), MemoryVault(), 0, {})
     made.start(nothing_solved(CLASSES, TWO))
-    errors = torch.full((2, len(STRENGTHS)), 9.0, dtype=torch.float64)
-    errors[0, 1], errors[1, 3] = 5.0, 4.0
-    updates = [PartUpdate(f"c{n}", 20.0, {**sums_of(*of_two(n, 20), TWO), ERRORS: errors}) for n in range(3)]
+    updates, full = [], torch.full((2, len(STRENGTHS)), 90.0, dtype=torch.float64)
+    for number, gain in enumerate(gains):
+        errors = full.clone()
+        errors[0, 1], errors[1, 3] = 80.0, 80.0 - gain
+        updates.append(PartUpdate(f"c{number}", 20.0, {**sums_of(*of_two(number, 20), TWO), ERRORS: errors}))
     figures = made.close_round(updates)
-    assert (figures["block"], figures["strength"]) == (1, STRENGTHS[3])
-    assert float(made.cold_start()[BLOCK]) == float(served(made, "c0")["c0"][BLOCK]) == 1
+    assert (figures["block"], figures["strength"]) == (block, STRENGTHS[3 if block else 1])
+    assert float(made.cold_start()[BLOCK]) == float(served(made, "c0")["c0"][BLOCK]) == block
