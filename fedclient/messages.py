@@ -10,7 +10,7 @@ import msgspec
 
 from attune.common.exchange.messages import Order, SecureMessage, StatisticsRequest, ToDevice
 from attune.common.metrics import METRICS, NOT_OF_SAMPLES, RIVALS, Choice, Metrics
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask
 
 
 class SmallerFormUnusable(Exception):
@@ -33,7 +33,7 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     round: int
     trained: bool
     samples: int  # training samples
-    task: TaskName = "classes"
+    task: ScoredTask = "classes"
     own_choice: Choice = msgspec.field(name="own", default="personalized")  # the model that the method leads to on this device
     validation_samples: int = 0  # by which the weights were found; 0: there were none
     weights: Mapping[str, float] = msgspec.field(default_factory=dict)  # of a blend; a model alone has none

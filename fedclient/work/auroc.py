@@ -10,10 +10,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.statistics import Z
+from attune.common.metrics import RivalMetrics
+from attune.common.statistics import Z, student, student_p
 from attune.fedclient.work.comparison import Places, sign_flip
+from attune.fedclient.work.measures import FEWEST_CASES
 
-FEWEST_CASES = 10  # events, and others, below which no number leaves the device
 FEWEST_FOR_DELONG = 20  # below it a permutation test counts: DeLong's has too many false findings
 STEPS = 60  # halvings of an interval: to the last digit
 Floats = npt.NDArray[np.float64]
@@ -43,7 +44,7 @@ def aurocs(
     groups: Places | None = None,
     fewest: int = FEWEST_CASES,
 ) -> dict[str, float]:
-    """Return the numbers of Metrics: both areas (of more classes their mean), and for two classes the test of the difference.
+    """Return the numbers of Metrics: both areas (of more classes their mean), and of two an interval and the difference's test.
 
     Args:
         kept_NC: Probabilities of classes by what is kept.
@@ -55,25 +56,55 @@ def aurocs(
     events = _events(y_N, kept_NC.shape[1])
     if not has_cases(y_N, kept_NC.shape[1], groups, fewest):
         return {}
-    models = {"kept": kept_NC} | ({} if alone_NC is None else {"alone": alone_NC})
-    placed = {
-        name: {label: _placed(share_NC[:, label], event_N) for label, event_N in events.items()}
-        for name, share_NC in models.items()
-    }
     areas = {
-        f"auroc_{name}": float(np.mean([by_label[label][event_N].mean() for label, event_N in events.items()]))
-        for name, by_label in placed.items()
+        f"auroc_{name}": float(np.mean([_area(share_NC[:, label], event_N) for label, event_N in events.items()]))
+        for name, share_NC in (("kept", kept_NC), ("alone", alone_NC))
+        if share_NC is not None
     }
-    if alone_NC is None or len(events) > 1:
+    if len(events) > 1:
         return areas
-    event_N, group_N = events[1], np.arange(len(y_N)) if groups is None else groups
-    gain = areas["auroc_kept"] - areas["auroc_alone"]
-    error = _error(placed["kept"][1] - placed["alone"][1], event_N, group_N)
-    if rarer(event_N, groups) < FEWEST_FOR_DELONG:
-        p = _swapping(kept_NC[:, 1], alone_NC[:, 1], event_N, group_N)
+    areas |= dict(zip(("auroc_low", "auroc_high"), interval(kept_NC[:, 1], events[1], groups), strict=True))
+    if alone_NC is None:
+        return areas
+    gained = gain(kept_NC[:, 1], alone_NC[:, 1], events[1], groups)
+    return areas | dict(zip(("auroc_gain_alone", "auroc_error_alone", "auroc_p_alone"), gained, strict=True))
+
+
+def _area(score_N: Floats, event_N: Events) -> float:
+    return float(_placed(score_N, event_N)[event_N].mean())
+
+
+def gain(kept_N: Floats, rival_N: Floats, event_N: Events, groups: Places | None = None) -> tuple[float, float, float]:
+    """Return (difference of the areas by two models, its standard error, the p-value of the paired test).
+
+    Test and interval are by Student's t, with one degree of freedom less than there are cases. For that the error is made
+    larger, so that an interval by the normal distribution is as wide, wherever it is made.
+    """
+    group_N = np.arange(len(event_N)) if groups is None else groups
+    placed_N = _placed(kept_N, event_N) - _placed(rival_N, event_N)
+    over, error = float(placed_N[event_N].mean()), _error(placed_N, event_N, group_N)
+    cases = rarer(event_N, groups)
+    if cases < FEWEST_FOR_DELONG:
+        p = _swapping(kept_N, rival_N, event_N, group_N)
     else:
-        p = math.erfc(abs(gain) / error / math.sqrt(2)) if error else 1.0
-    return areas | {"auroc_gain_alone": gain, "auroc_error_alone": error, "auroc_p_alone": p}
+        p = student_p(over / error, cases - 1) if error else 1.0
+    return over, error * student(max(1, cases - 1)) / Z, p
+
+
+def compared_areas(
+    mine_N: Floats, rival_N: Floats, event_N: Events, names: RivalMetrics, groups: Places | None = None
+) -> dict[str, float]:
+    """Return what is reported of a model against a rival where the score is AUROC, as `comparison.compared`."""
+    over, error, p = gain(mine_N, rival_N, event_N, groups)
+    known = {} if groups is None else {"test_groups": int(groups.max()) + 1}
+    return known | {names.gain: over, names.error: error, names.p: p}
+
+
+def interval(score_N: Floats, event_N: Events, groups: Places | None = None) -> tuple[float, float]:
+    """Return the interval of an AUROC at LEVEL: Newcombe's, or with groups a jackknife."""
+    if groups is not None:
+        return jackknife(score_N, event_N, groups)
+    return newcombe(_area(score_N, event_N), int(event_N.sum()), int((~event_N).sum()))
 
 
 def newcombe(auroc: float, events: int, others: int) -> tuple[float, float]:
@@ -93,6 +124,35 @@ def _edge(auroc: float, outside: float, events: int, others: int) -> float:
         excluded = (auroc - area) ** 2 > Z * Z * area * (1 - area) * spread / (events * others)
         inside, outside = (inside, area) if excluded else (area, outside)
     return inside
+
+
+def jackknife(score_N: Floats, event_N: Events, group_N: Places) -> tuple[float, float]:
+    """Return the interval of an AUROC at LEVEL by leaving out each of G groups, on the scale of logits, with Student's t.
+
+    The degrees of freedom are those of the rarer kind of groups. Areas of 0 and 1, which show no deviation, have Newcombe's
+    interval, in which a group counts as one sample of each kind that it has.
+    """
+    groups, placed_N = int(group_N.max()) + 1, _placed(score_N, event_N)
+    area = float(placed_N[event_N].mean())
+    if area in (0.0, 1.0):
+        return newcombe(area, *(len(np.unique(group_N[of_N])) for of_N in (event_N, ~event_N)))
+    events_G, others_G = (np.bincount(group_N[of_N], minlength=groups) for of_N in (event_N, ~event_N))
+    events, others = int(events_G.sum()), int(others_G.sum())
+    total = float(placed_N[event_N].sum() * others)  # pairs that are in order
+    lost_G = np.bincount(group_N, placed_N * np.where(event_N, others, events), groups)
+    for group in np.flatnonzero((events_G > 0) & (others_G > 0)):  # the pairs within a group were taken out twice
+        of_N = group_N == group
+        lost_G[group] -= _placed(score_N[of_N], event_N[of_N])[event_N[of_N]].sum() * others_G[group]
+    logit_G = _logit((total - lost_G) / np.maximum(1, (events - events_G) * (others - others_G)), events * others)
+    middle = math.log(area / (1 - area))
+    error = math.sqrt((groups - 1) / groups * float(np.square(logit_G - logit_G.mean()).sum()))
+    half = student(max(1, rarer(event_N, group_N) - 1)) * error
+    return 1 / (1 + math.exp(half - middle)), 1 / (1 + math.exp(-half - middle))
+
+
+def _logit(area: Floats, pairs: int) -> Floats:
+    inside = np.clip(area, 0.5 / pairs, 1 - 0.5 / pairs)
+    return np.asarray(np.log(inside / (1 - inside)))
 
 
 def _below(score_M: Floats, among_K: Floats) -> Floats:

@@ -115,7 +115,7 @@ class Baselines:
             family=family,
             hooks=hooks,
             classes=plan.classes,
-            measure=MEASURES[plan.task],
+            measure=MEASURES[plan.scored],
             name=name,
         )
         self.local: Tensors | None = None

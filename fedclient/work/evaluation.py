@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from operator import itemgetter
 
 import msgspec
@@ -14,13 +15,13 @@ import torch
 from attune.common.errors import Forbidden
 from attune.common.exchange.messages import Order
 from attune.common.methods.registry import configured_on_device
-from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, NETWORKS, RIVALS, Choice
+from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, NETWORKS, RIVALS, Choice, Rival
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
-from attune.fedclient.work.auroc import aurocs, has_cases, rarer
+from attune.fedclient.work.auroc import Floats, aurocs, compared_areas, has_cases, rarer
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
 from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import Dialled, Position, dialled
@@ -72,9 +73,12 @@ class Evaluation:
     ) -> None:  # fmt: skip
         self._portfolio = portfolio
         self._data, self._trainer, self._rivals, self.own_choice, self._dial = data, trainer, rivals, own_choice, dial
-        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
-        self._by_sample = hooks.evaluate is not None or self._measure.by_sample
+        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.scored]
+        self._by_sample = hooks.evaluate is not None or not self._measure.one_score
         self._scores = len(data.test_x) > 0 if hooks.evaluate is not None else self._measure.can_score(data.test_y)
+        self.is_ranked = self._measure.one_score and self._measure.by_sample and hooks.evaluate is None
+        if self.is_ranked:
+            self._scores = has_cases(data.test_y.cpu().numpy(), len(plan.classes), data.test_groups)
         self._keeps_best, self._blends = blends, blends and plan.train.validation > 0
         self._scored_rounds = plan.train.scored_rounds
         # Of its own loop a device does not know what one more epoch would do; a head that training does not use stays as drawn.
@@ -125,7 +129,8 @@ class Evaluation:
         }
         portfolio = self._fitted(held)
         alone = {} if portfolio is None else {"alone": portfolio.candidates[portfolio.chosen]}
-        right = (yield from baselines.right_on_test({**candidates, **alone}, data)) if self._scores else {}
+        judged = {**candidates, **alone}
+        right = (yield from baselines.right_on_test(judged, data)) if self._scores else {}
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
         others = [name for name in RIVALS if name in right and name != self.own_choice and self._by_sample]
         blend, after = Weighed({}, {}), dict[str, float]()
@@ -155,8 +160,7 @@ class Evaluation:
         if right:
             kept = right[self.own_choice] if blended is None else blended
             against += [comparison.compared(kept, right[name], KEPT_RIVALS[name], data.test_groups) for name in others]
-            own_member = Member(1.0, *candidates[self.own_choice])
-            against.append((yield from self._aurocs(list(members.values()) or [own_member], alone.get("alone"))))
+            against.append((yield from self._aurocs(list(members.values()), judged)))
         result = msgspec.structs.replace(
             result,
             accuracy_before=accuracies.get(self.own_choice),
@@ -322,17 +326,27 @@ class Evaluation:
         data = self._data
         return rarer(data.test_y.cpu().numpy() == 1, data.test_groups) if self._ranks and len(self._classes) == 2 else None
 
-    def _aurocs(self, kept: Sequence[Member], alone: tuple[Trainer, Tensors] | None) -> Jobs[dict[str, float]]:
-        """Return the AUROCs of what is kept and of ordinary models alone, with their comparison; empty where there are none."""
-        data = self._data
-        y_N = data.test_y.cpu().numpy()
+    def _aurocs(self, members: Sequence[Member], judged: baselines.Candidates) -> Jobs[dict[str, float]]:
+        """Return the AUROCs of what is kept and of ordinary models alone, with their comparison; empty where there are none.
+
+        Where devices are scored by AUROC, the kept and the own model are compared with each rival.
+        """
+        data, y_N = self._data, self._data.test_y.cpu().numpy()
         if not self._ranks or not has_cases(y_N, len(self._classes), data.test_groups):
             return {}
-        kept_NC = (yield from sharing(kept, data.test_x)).double().nan_to_num(0.0).numpy()
-        alone_NC = None
-        if alone is not None:
-            alone_NC = (yield from sharing([Member(1.0, *alone)], data.test_x)).double().nan_to_num(0.0).numpy()
-        return aurocs(kept_NC, alone_NC, y_N, data.test_groups)
+        names = [self.own_choice, *(name for name in RIVALS if name in judged and (self.is_ranked or name == "alone"))]
+        share_of: dict[str, Floats] = {}
+        for name, some in [*((name, [Member(1.0, *judged[name])]) for name in names), ("kept", members)]:
+            if some:
+                share_of[name] = (yield from sharing(some, data.test_x)).double().nan_to_num(0.0).numpy()
+        others: list[Rival] = [name for name in RIVALS if name in names and name != self.own_choice]
+        own_NC = share_of[self.own_choice]
+        kept_NC = share_of.get("kept", own_NC)
+        numbers = aurocs(kept_NC, share_of.get("alone"), y_N, data.test_groups)
+        if self.is_ranked:
+            for name, (mine_NC, rivals) in product(others, ((own_NC, RIVALS), (kept_NC, KEPT_RIVALS))):
+                numbers |= compared_areas(mine_NC[:, 1], share_of[name][:, 1], y_N == 1, rivals[name], data.test_groups)
+        return numbers
 
     def _blended(self, members: Sequence[Member]) -> Jobs[torch.Tensor]:
         """Return what the blend predicts of the test part, as Trainer.right."""

@@ -107,7 +107,7 @@ class Learner:
         self.keeps_trained = [name for names in dial.values() for name in names] if method.evaluate == "served" else []
         self.data = on_processor(prepared, device)
         self.standardiser, self.targets = prepared.standardiser, prepared.targets
-        measure, family = MEASURES[plan.task], (family_of(plan), "method")
+        measure, family = MEASURES[plan.scored], (family_of(plan), "method")
         self.trainer = Trainer(
             shared.network, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name,
             fold=fold_of(prepared, plan) if objective.hands_in else None,
@@ -234,7 +234,8 @@ class Learner:
             round=order.round,
             trained=order.work == "train",
             own_choice=self.evaluation.own_choice,
-            task=self.plan.task,
+            task=self.plan.scored,
+            ranked=1 if self.evaluation.is_ranked else None,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
             accuracy_constant=self.evaluation.constant,

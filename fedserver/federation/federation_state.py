@@ -10,7 +10,7 @@ import msgspec
 
 from attune.common.errors import CertificateRefused
 from attune.common.plan import Plan
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask, TaskName
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.core.phases import Rules
@@ -73,6 +73,11 @@ class FederationState:
     def task(self) -> TaskName:
         """Task of the plan, or "classes" without a plan."""
         return self.plan.task if self.plan else "classes"
+
+    @property
+    def scored(self) -> ScoredTask:
+        """Task of the plan with its score, or "classes" without a plan."""
+        return self.plan.scored if self.plan else "classes"
 
     @property
     def line(self) -> str:

@@ -15,7 +15,7 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.methods.method import SOLVED
 from attune.common.metrics import read_metrics
 from attune.common.protocol import REWRITTEN
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.advice import advice
 from attune.fedserver.core.messages import Acknowledge, OrderId, Reported
@@ -238,7 +238,7 @@ class Updates:
         """Put the update and its report into the inbox. If it is refused, the round does not wait for the device any longer."""
         name, here = order_id.client, dict[str, Blob]()
         try:
-            row = row_of(order_id, update, await self._state.storage.ledger.device(name), self._state.task)
+            row = row_of(order_id, update, await self._state.storage.ledger.device(name), self._state.scored)
             sent = {ref.part: ref.digest for ref in update.parts}
             returns = sorted(order.returns) if not self._secure.on else []  # masked parts come later
             if sorted(sent) != returns:
@@ -299,7 +299,7 @@ def _upload_is_whole(order_id: OrderId) -> None:
     fail_at(SERVER, order_id.round, "upload-whole")
 
 
-def row_of(order: OrderId, update: Update, device: DeviceRecord | None, task: TaskName = "classes") -> Report:
+def row_of(order: OrderId, update: Update, device: DeviceRecord | None, task: ScoredTask = "classes") -> Report:
     """Return what is kept of a report.
 
     Raises:

@@ -120,6 +120,8 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
         yield status["standardisation"]
     if words := status.get("closed_form"):  # an older saved status has none
         yield words
+    if words := status.get("score"):
+        yield words
     yield from (f"warning: {text}" for text in warnings_of(status))
 
 

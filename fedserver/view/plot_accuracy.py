@@ -17,7 +17,7 @@ from attune.common.metrics import METRICS
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Cell, PageTable, Picture, Section
 from attune.common.statistics import interval_of
-from attune.common.task import TASKS, TaskName
+from attune.common.task import SCORED, ScoredTask
 from attune.fedserver.core.accuracy import ByRound, by_round
 from attune.fedserver.core.records import Report
 from attune.fedserver.view.summary import ClientSummary, Curve, CurvePoint, Figure, Summary
@@ -164,7 +164,7 @@ def bars(summary: Summary) -> Section:
             axes.bar(at, values, width=0.4, color=colour, label=label)
             axes.errorbar(at, values, yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.9, capsize=2)
     axes.set_xlim(-0.8, len(listed) - 0.2)
-    figures.score_axis(axes, summary.task, ", 95 % interval" if TASKS[summary.task].of_trials else "")
+    figures.score_axis(axes, summary.task, ", 95 % interval" if SCORED[summary.task].of_trials else "")
     figures.legend_above(axes, "Each client before and after its latest local training")
     if len(listed) <= NAMED:
         names = figures.short([client.name for client in listed])
@@ -195,7 +195,7 @@ def _with_intervals(
     return at, values, [below, above]
 
 
-def _training_table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
+def _training_table(listed: Sequence[ClientSummary], task: ScoredTask) -> PageTable:
     text = partial(figures.interval_text, task=task)
     rows: list[list[Cell]] = [
         [c.name, c.test_samples, c.before, text(c.before, c.test_samples), c.after, text(c.after, c.test_samples)]

@@ -21,8 +21,8 @@ from attune.common.config import RoundSettings
 from attune.common.errors import SettingError
 from attune.common.methods.method import EvaluatedAs
 from attune.common.metrics import Rival, within_bounds
-from attune.common.statistics import Finding, HelpOrHarm, strongest, verdict_of
-from attune.common.task import TASKS, TaskName
+from attune.common.statistics import HelpOrHarm, Verdict, shown_verdict, strongest
+from attune.common.task import SCORED, ScoredTask
 from attune.common.text import converted, from_json, newer_format
 from attune.fedserver.core import accuracy as of_rows
 from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
@@ -106,7 +106,7 @@ class ClientSummary(msgspec.Struct, frozen=True):
     gain: float | None = None  # gain by federation
     gain_interval: tuple[float, float] | None = None
     rival: Rival | None = None  # the model that the gain is over
-    verdict: Finding | None = None
+    verdict: Verdict | None = None
     probably: HelpOrHarm | None = None  # of what it keeps, from the evidence of the whole fleet
     auroc_kept: float | None = None
     auroc_alone: float | None = None
@@ -140,7 +140,7 @@ class Summary(msgspec.Struct, frozen=True):
     clients: list[ClientSummary]
     settings: dict[str, Any]
     no_better_than_constant: list[str] = []  # clients whose model is no better than a constant answer
-    task: TaskName = "classes"
+    task: ScoredTask = "classes"
     fleet: list[dict[str, Any]] = []  # what devices keep against each rival, as in status
     auroc: dict[str, Any] | None = None  # its pooled difference, as in status
     format: int = 1  # of all files of the folder
@@ -148,11 +148,11 @@ class Summary(msgspec.Struct, frozen=True):
     @property
     def metric(self) -> str:
         """Name of the score."""
-        return TASKS[self.task].metric
+        return SCORED[self.task].metric
 
 
 def summarise(
-    rows: Sequence[Report], settings: ResolvedSettings, model: str | None, closed: int, task: TaskName = "classes"
+    rows: Sequence[Report], settings: ResolvedSettings, model: str | None, closed: int, task: ScoredTask = "classes"
 ) -> Summary:
     """Return the contents of summary.json. `rows` must be in the order of time."""
     evaluate, policy = settings.method.evaluate, settings.round
@@ -298,7 +298,8 @@ def clients(rows: Sequence[Report], evaluate: EvaluatedAs) -> list[ClientSummary
             **(_compared(comparison) if comparison else {}),
         )
 
-    return [of(name) for name in sorted(accuracy.keys() | trained.keys())]
+    too_few = {name for name, row in compared.items() if row.ranked and row.accuracy_before is None}
+    return [of(name) for name in sorted(accuracy.keys() | trained.keys() | too_few)]
 
 
 def _compared(row: Report) -> dict[str, Any]:
@@ -307,7 +308,7 @@ def _compared(row: Report) -> dict[str, Any]:
     pair = strongest(metrics)
     gained = {} if pair is None else {"gain": pair.difference, "gain_interval": pair.interval(), "rival": pair.rival}
     areas = {name: metrics[name] for name in ("auroc_kept", "auroc_alone", "auroc_p_alone")}
-    return {"own_accuracy": row.accuracy_before, "verdict": verdict_of(metrics)} | gained | areas
+    return {"own_accuracy": row.accuracy_before, "verdict": shown_verdict(metrics)} | gained | areas
 
 
 def averages(listed: Sequence[ClientSummary]) -> dict[Figure, Average]:

@@ -67,7 +67,10 @@ def test_the_fleet_has_one_pooled_line_in_every_view(evaluated: Any, tmp_path: P
     gains = [client["auroc_gain_alone"] for client in run.status["clients"] if client["auroc_gain_alone"] is not None]
     assert over["sites"] == 3 and min(gains) <= over["gain"] <= max(gains)
     assert over["interval"][0] < over["gain"] < over["interval"][1] and over["prediction"] is None
-    assert "pooled over 3 sites, 95 % " in over["words"] and "new patients of these sites and these" in over["words"]
+    assert (
+        "pooled over 3 sites; 1 more with too few cases, 95 % " in over["words"]
+        and "new patients of these sites and these" in over["words"]
+    )
     assert over["words"] in " ".join(text.split()) and "AUROC kept" in text
     run.save(tmp_path / "run")
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
+from scipy.stats import t as student_t
 from sklearn.metrics import roc_auc_score
 
 from attune.common.statistics import Z
-from attune.fedclient.work.auroc import aurocs, newcombe, rarer
+from attune.fedclient.work.auroc import aurocs, interval, newcombe, rarer
 
 Floats = npt.NDArray[np.float64]
+INTERVAL = {"auroc_low": 0.0, "auroc_high": 1.0}
 
 
 def shares_of(score_N: Floats) -> Floats:
@@ -39,7 +41,9 @@ def test_placements_counted_by_hand() -> None:
     event_N = np.array([True, True, False, False])
     both = measured(np.array([3.0, 2, 1, 2]), np.array([4.0, 1, 2, 3]), event_N)
     assert (both["auroc_kept"], both["auroc_alone"], both["auroc_gain_alone"]) == (0.875, 0.5, 0.375)
-    assert both["auroc_error_alone"] == pytest.approx(math.sqrt(10 / 64))
+    assert both["auroc_error_alone"] == pytest.approx(math.sqrt(10 / 64) * 12.7062 / 1.95996, rel=1e-5), (
+        "Student's t of 1 degree"
+    )
 
 
 def psi(event: float, other: float) -> float:
@@ -69,9 +73,10 @@ def test_areas_and_errors_are_those_of_the_definition_with_ties_and_constants(ro
     assert both["auroc_kept"] == pytest.approx(roc_auc_score(event_N, kept_N))
     assert both["auroc_alone"] == pytest.approx(roc_auc_score(event_N, alone_N))
     assert both["auroc_gain_alone"] == pytest.approx(both["auroc_kept"] - both["auroc_alone"])
-    assert both["auroc_error_alone"] == pytest.approx(direct_error(kept_N, alone_N, event_N), abs=1e-9)
+    wider = student_t.ppf(0.975, rarer(event_N) - 1) / Z
+    assert both["auroc_error_alone"] == pytest.approx(direct_error(kept_N, alone_N, event_N) * wider, rel=1e-5, abs=1e-9)
     single = measured(kept_N, alone_N, event_N, np.arange(len(rows)))
-    assert single == both, "groups of one sample are no groups"
+    assert {**single, **INTERVAL} == {**both, **INTERVAL}, "groups of one sample are no groups"
     assert 0 < both["auroc_p_alone"] <= 1
 
 
@@ -98,10 +103,11 @@ def test_alike_copies_in_a_group_count_once() -> None:
     once = measured(kept_N, alone_N, event_N)
     copied = (np.repeat(kept_N, 3), np.repeat(alone_N, 3), np.repeat(event_N, 3))
     grouped = measured(*copied, np.repeat(np.arange(120), 3))
-    assert grouped == pytest.approx(once) and measured(*copied)["auroc_error_alone"] < 0.6 * once["auroc_error_alone"]
-    assert once["auroc_p_alone"] == pytest.approx(
-        math.erfc(abs(once["auroc_gain_alone"]) / once["auroc_error_alone"] / math.sqrt(2))
-    )
+    assert {**grouped, **INTERVAL} == pytest.approx({**once, **INTERVAL}) and measured(*copied)[
+        "auroc_error_alone"
+    ] < 0.6 * once["auroc_error_alone"]
+    distance = abs(once["auroc_gain_alone"]) / direct_error(kept_N, alone_N, event_N)
+    assert once["auroc_p_alone"] == pytest.approx(2 * student_t.sf(distance, 29))
 
 
 @pytest.mark.parametrize(("events", "others"), [(9, 200), (200, 9), (0, 50)])
@@ -135,6 +141,20 @@ def test_the_interval_solves_newcombes_equation(area: float, events: int, others
     low, high = newcombe(area, events, others)
     assert low == pytest.approx(brentq(distance, 1e-12, area), abs=1e-7)
     assert high == pytest.approx(brentq(distance, area, 1 - 1e-12), abs=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_interval_of_groups_leaves_each_of_them_out(seed: int) -> None:
+    draw, event_N = np.random.default_rng(seed), np.arange(90) < 30
+    score_N, group_N = np.round(draw.normal(size=90) + event_N, 1), draw.permutation(np.arange(90) % 12)
+    left = np.array([roc_auc_score(event_N[group_N != g], score_N[group_N != g]) for g in range(12)])
+    logit_G, area = np.log(left / (1 - left)), roc_auc_score(event_N, score_N)
+    cases = min(len(set(group_N[event_N])), len(set(group_N[~event_N])))
+    half = student_t.ppf(0.975, cases - 1) * math.sqrt(11 / 12 * np.square(logit_G - logit_G.mean()).sum())
+    ends = [1 / (1 + math.exp(-(math.log(area / (1 - area)) + sign * half))) for sign in (-1, 1)]
+    assert interval(score_N, event_N, group_N) == pytest.approx(ends, rel=1e-5)
+    low, high = interval(event_N.astype(float), event_N, group_N)
+    assert 0.7 < low < 0.95 and high == 1, "a perfect model"
 
 
 def test_the_interval_of_a_perfect_model_ends_below_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -15,20 +16,22 @@ claims = st.tuples(st.floats(-1, 1), st.floats(0, 1e100))
 
 
 def test_sites_that_agree_are_weighed_by_precision_alone() -> None:
-    """Weights 1/0.01 and 1/0.04 twice: (100 * 0.1 + 25 * 0.1 + 25 * 0.13) / 150 = 0.105; Q = 0.018, so there is no spread."""
+    """Variances 0.01 and 0.04 twice, the first drawn to 0.02: (50 * 0.1 + 25 * 0.1 + 25 * 0.13) / 100 = 0.1075."""
     over = pooled([(0.1, 0.1), (0.1, 0.2), (0.13, 0.2)])
-    assert over is not None and over.between == 0 and over.gain == pytest.approx(0.105) and over.prediction is None
-    q = (100 * 0.005**2 + 25 * 0.005**2 + 25 * 0.025**2) / 2
-    half = stats.t.ppf(0.975, 2) * math.sqrt(q / 150)
-    assert over.interval == pytest.approx((0.105 - half, 0.105 + half), rel=1e-5)
+    assert over is not None and over.between == 0 and over.gain == pytest.approx(0.1075) and over.prediction is None
+    q = (75 * 0.0075**2 + 25 * 0.0225**2) / 2
+    half = stats.t.ppf(0.975, 2) * math.sqrt(q / 100)
+    assert over.interval == pytest.approx((0.1075 - half, 0.1075 + half), rel=1e-5)
 
 
 @given(
     st.lists(st.tuples(st.floats(-0.4, 0.4), st.floats(0.002, 0.2)), min_size=5, max_size=12, unique_by=lambda claim: claim[0])
 )
 def test_spread_and_intervals_are_those_of_an_independent_solution(sites: list[tuple[float, float]]) -> None:
+    variances = [error * math.sqrt(median(error**2 for _, error in sites)) for _, error in sites]
+
     def mean_at(between: float) -> tuple[float, float, float]:
-        weight = [1 / (error**2 + between) for _, error in sites]
+        weight = [1 / (variance + between) for variance in variances]
         mean = sum(w * gain for w, (gain, _) in zip(weight, sites, strict=True)) / sum(weight)
         return mean, sum(weight), sum(w * (gain - mean) ** 2 for w, (gain, _) in zip(weight, sites, strict=True))
 
