@@ -149,7 +149,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     @property
     def scored(self) -> ScoredTask:
         """The task with its score."""
-        return "ranked" if self.score and self.task == "classes" else self.task
+        return "ranked" if self.score else self.task
 
     @property
     def is_private(self) -> bool:

@@ -74,21 +74,30 @@ def _area(score_N: Floats, event_N: Events) -> float:
     return float(_placed(score_N, event_N)[event_N].mean())
 
 
+def difference(kept_N: Floats, rival_N: Floats, event_N: Events, groups: Places | None = None) -> tuple[float, float]:
+    """Return the difference of the areas by two models, and its standard error (DeLong; with groups Obuchowski)."""
+    placed_N = _placed(kept_N, event_N) - _placed(rival_N, event_N)
+    group_N = np.arange(len(event_N)) if groups is None else groups
+    return float(placed_N[event_N].mean()), _error(placed_N, event_N, group_N)
+
+
+def wider(cases: int) -> float:
+    """Return the factor of an error of few cases, so that an interval by the normal distribution is as wide as Student's."""
+    return student(max(1, cases - 1)) / Z
+
+
 def gain(kept_N: Floats, rival_N: Floats, event_N: Events, groups: Places | None = None) -> tuple[float, float, float]:
-    """Return (difference of the areas by two models, its standard error, the p-value of the paired test).
+    """Return (difference of the areas by two models, its error as it is reported, the p-value of the paired test).
 
     Test and interval are by Student's t, with one degree of freedom less than there are cases. For that the error is made
-    larger, so that an interval by the normal distribution is as wide, wherever it is made.
+    larger (`wider`), wherever the interval is made.
     """
-    group_N = np.arange(len(event_N)) if groups is None else groups
-    placed_N = _placed(kept_N, event_N) - _placed(rival_N, event_N)
-    over, error = float(placed_N[event_N].mean()), _error(placed_N, event_N, group_N)
-    cases = rarer(event_N, groups)
+    (over, error), cases = difference(kept_N, rival_N, event_N, groups), rarer(event_N, groups)
     if cases < FEWEST_FOR_DELONG:
-        p = _swapping(kept_N, rival_N, event_N, group_N)
+        p = _swapping(kept_N, rival_N, event_N, np.arange(len(event_N)) if groups is None else groups)
     else:
         p = student_p(over / error, cases - 1) if error else 1.0
-    return over, error * student(max(1, cases - 1)) / Z, p
+    return over, error * wider(cases), p
 
 
 def compared_areas(

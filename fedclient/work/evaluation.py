@@ -26,7 +26,7 @@ from attune.fedclient.work.blend import Member, answering, blended_logits, leave
 from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.job import Jobs
-from attune.fedclient.work.measures import MEASURES, mean_score
+from attune.fedclient.work.measures import MEASURES, Ranked, mean_score
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
 from attune.fedclient.work.portfolio.federated import FederatedRidge
@@ -71,12 +71,11 @@ class Evaluation:
         self, plan: Plan, data: Prepared, trainer: Trainer, rivals: baselines.Baselines, own_choice: Choice, blends: bool,
         dial: Mapping[str, Sequence[str]], hooks: Hooks, portfolio: Callable[[], Portfolio | None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._portfolio = portfolio
+        self._portfolio, self._plan = portfolio, plan
         self._data, self._trainer, self._rivals, self.own_choice, self._dial = data, trainer, rivals, own_choice, dial
         self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.scored]
         self._by_sample = hooks.evaluate is not None or not self._measure.one_score
         self._scores = len(data.test_x) > 0 if hooks.evaluate is not None else self._measure.can_score(data.test_y)
-        self.is_ranked = self._measure.one_score and self._measure.by_sample and hooks.evaluate is None
         if self.is_ranked:
             self._scores = has_cases(data.test_y.cpu().numpy(), len(plan.classes), data.test_groups)
         self._keeps_best, self._blends = blends, blends and plan.train.validation > 0
@@ -84,7 +83,6 @@ class Evaluation:
         # Of its own loop a device does not know what one more epoch would do; a head that training does not use stays as drawn.
         self._finishes = hooks.train is None and configured_on_device(plan).objective.uses_head
         self._will_finish = self._finishes and plan.train.finishes
-        self._plan = plan
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
     def __repr__(self) -> str:
@@ -314,6 +312,11 @@ class Evaluation:
         values: dict[Position, Tensors | None] = {"attended": held.theta, "mean": held.common, "own": own_tensors}
         known = {position: tensors for position, tensors in values.items() if tensors}
         return (yield from dialled(self._dial, known, probability, len(x), weight))
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether models are scored by AUROC (`train.score`)."""
+        return isinstance(self._measure, Ranked) and self._score is None
 
     @property
     def _ranks(self) -> bool:

@@ -228,14 +228,14 @@ class Learner:
 
     def _begun(self, order: Order, work: Work, served: Mapping[str, str]) -> OrderResult:
         """Return the part of an order's result that is known before any work."""
-        before = self.newest
+        before, ranked = self.newest, self.evaluation.is_ranked
         return OrderResult(
             order_id=order.id,
             round=order.round,
             trained=order.work == "train",
             own_choice=self.evaluation.own_choice,
-            task=self.plan.scored,
-            ranked=1 if self.evaluation.is_ranked else None,
+            task="ranked" if ranked else self.plan.task,
+            ranked=1 if ranked else None,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
             accuracy_constant=self.evaluation.constant,

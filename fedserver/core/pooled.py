@@ -38,7 +38,11 @@ class Pooled(msgspec.Struct, frozen=True):
 
     def words(self) -> str:
         """Return the mean as a line of text, the same words in every view."""
-        between = "" if self.interval is None else ", 95 % {:+.3f} to {:+.3f}".format(*self.interval)
+        between = (
+            f" (an interval needs {FOR_INTERVAL})"
+            if self.interval is None
+            else ", 95 % {:+.3f} to {:+.3f}".format(*self.interval)
+        )
         another = "" if self.prediction is None else "; another site like these {:+.3f} to {:+.3f}".format(*self.prediction)
         left = f"; {self.too_few} more with too few cases" if self.too_few else ""
         return (

@@ -238,7 +238,7 @@ class Updates:
         """Put the update and its report into the inbox. If it is refused, the round does not wait for the device any longer."""
         name, here = order_id.client, dict[str, Blob]()
         try:
-            row = row_of(order_id, update, await self._state.storage.ledger.device(name), self._state.scored)
+            row = row_of(order_id, update, await self._state.storage.ledger.device(name), self._state.task)
             sent = {ref.part: ref.digest for ref in update.parts}
             returns = sorted(order.returns) if not self._secure.on else []  # masked parts come later
             if sorted(sent) != returns:

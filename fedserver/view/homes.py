@@ -33,7 +33,7 @@ from attune.fedserver.view.status import (
     warnings_of,
 )
 
-AUROCS = {"auroc_kept": "AUROC kept", "auroc_alone": "AUROC alone", "auroc_p_alone": "AUROC p"}
+AUROCS = {"auroc_kept": "AUROC kept", "auroc_low": "its 95 %", "auroc_alone": "AUROC alone", "auroc_p_alone": "AUROC p"}
 COMPARED = ("kept", "alone", "local", "common", "constant")  # scores with a column, if some device has reported one
 SHOWN_REFUSALS = 5  # the latest; --json has them all
 WIDE = 500  # columns off a terminal: nothing is cut or wrapped
@@ -152,8 +152,12 @@ def _table(clients: list[dict[str, Any]], metric: str) -> Table:
 
 def _cells(client: dict[str, Any], scores: Sequence[str]) -> tuple[str, ...]:
     progress = "" if client["progress"] is None else f" {client['progress']:.0%}"
-    accuracy, *others = (share(client.get(key)) for key in ("accuracy", *scores))
-    interval = "-" if client["interval"] is None else "{:.3f}-{:.3f}".format(*client["interval"])
+    ends = {
+        "interval": client["interval"],
+        "auroc_low": (low, client["auroc_high"]) if (low := client.get("auroc_low")) else None,
+    }
+    between = {name: "-" if end is None else "{:.3f}-{:.3f}".format(*end) for name, end in ends.items()}
+    accuracy, interval, *others = (between.get(key) or share(client.get(key)) for key in ("accuracy", "interval", *scores))
     numbers = (client["name"], client["state"] + progress, str(client["samples"] or "-"), accuracy, interval, *others)
     return (*numbers, client["verdict"] or "-", client["probably"] or "-", client["kept"] or "-", client["note"] or "")
 
