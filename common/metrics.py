@@ -209,12 +209,7 @@ _DESCRIPTORS = (
     _D("accuracy_kept", "accuracy of the kept model", "Accuracy of what the device predicts with", better=HIGHER),
     *_against("kept_", "kept"),
     _D("ranked", "scored by AUROC", "1 if accuracies and gains are AUROCs and their differences (`train.score`)"),
-    _D(
-        "auroc_kept",
-        "AUROC of the kept model",
-        "Area under its ROC curve; only from 10 test cases of each class",
-        better=HIGHER,
-    ),
+    _D("auroc_kept", "AUROC of the kept model", "Area under its ROC curve; from 10 test cases of each class", better=HIGHER),
     _D("auroc_low", "lower end of it", "Lower end of the 95 % interval of `auroc_kept`; only of two classes"),
     _D("auroc_high", "upper end of it", "Upper end of that interval"),
     _D("auroc_alone", "AUROC alone", "The same of the best ordinary model that the device can fit alone", better=HIGHER),

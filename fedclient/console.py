@@ -144,11 +144,8 @@ def _auroc_of(result: OrderResult) -> list[str]:
         return (
             [f"AUROC: too few cases ({cases} event{'s' * (cases != 1)})"] if cases is not None and result.test_samples else []
         )
-    words = [f"kept {kept:.3f}"]
-    if result.auroc_low is not None:
-        words = [f"kept {kept:.3f} ({result.auroc_low:.3f} to {result.auroc_high:.3f})"]
-    if result.auroc_alone is not None:
-        words.append(f"alone {result.auroc_alone:.3f}")
+    between = "" if result.auroc_low is None else f" ({result.auroc_low:.3f} to {result.auroc_high:.3f})"
+    words = [f"kept {kept:.3f}{between}"] + ([] if result.auroc_alone is None else [f"alone {result.auroc_alone:.3f}"])
     if result.auroc_gain_alone is not None:
         words.append(f"difference {result.auroc_gain_alone:+.3f}, p = {result.auroc_p_alone:.2g}")
     return [f"AUROC: {', '.join(words)}"]

@@ -47,10 +47,9 @@ def told_profile(options: DeviceOptions, shard: LazyShard) -> Profile:
     profile, noisy = shard.profile, options.privacy.needs_noise
     if noisy or not _tells(options):
         profile = msgspec.structs.replace(profile, columns=None, targets=None)
-    if noisy:
-        profile = msgspec.structs.replace(profile, rare=msgspec.UNSET)
-    if noisy and profile.task == "classes" and "classes" not in shard.declares:
-        profile = msgspec.structs.replace(profile, labels=[])
+    if noisy and profile.task == "classes":
+        labels = profile.labels if "classes" in shard.declares else []
+        profile = msgspec.structs.replace(profile, labels=labels, rare=msgspec.UNSET)
     if noisy and "vocabulary" not in shard.declares:
         profile = msgspec.structs.replace(profile, vocabulary=0)
     return profile

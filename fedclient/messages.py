@@ -39,6 +39,7 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     weights: Mapping[str, float] = msgspec.field(default_factory=dict)  # of a blend; a model alone has none
     sharpness: Mapping[str, float] = msgspec.field(default_factory=dict)  # of each of its models (Member)
     cases: int | None = None  # test samples of the rarer of two classes; groups count once. It stays here
+    threshold: float | None = None  # likewise: ModelInfo.threshold
     parts: tuple[Part, ...] = ()
     served: Mapping[str, str] = msgspec.field(default_factory=dict)  # part -> digest of what received.safetensors holds of it
     versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it

@@ -7,23 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from torch import Tensor
 
 from attune.common.metrics import KEPT_RIVALS, Rival
-from attune.common.statistics import (
-    LEVEL,
-    RIVAL_WORDS,
-    Finding,
-    HelpOrHarm,
-    Verdict,
-    finding,
-    findings_of,
-    holm,
-    mcnemar,
-    pairs_of,
-)
+from attune.common.statistics import LEVEL, RIVAL_WORDS, Finding, HelpOrHarm, finding, findings_of, holm, mcnemar, pairs_of
 from attune.common.task import SCORED
 from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -62,9 +51,7 @@ def comparison(
     right = {name: _right(result, members) for name, result in results.items()}
     numbers = {name: _compared(name, right, members, result.reports) for name, result in results.items()}
     harm = {name: {device: _harmed(of.get(device)) for device in members} for name, of in numbers.items()}
-    verdicts = {
-        name: fleet_verdicts(of if of and _rivals(name, results) else results[name].reports) for name, of in numbers.items()
-    }
+    verdicts = {name: fleet_verdicts((_rivals(name, results) and of) or results[name].reports) for name, of in numbers.items()}
     rows = {name: {row.device: row for row in result.table()} for name, result in results.items()}
     lines: list[Sequence[str]] = [HEADS]
     for device in sorted(members):
@@ -189,7 +176,7 @@ def _cells(method: str, row: DeviceRow, harm: bool | None, probably: HelpOrHarm 
 def _means(result: SimulationResult, harm: Mapping[str, bool | None], fleet: Sequence[FleetVerdict]) -> tuple[str, ...]:
     table = result.table()
     verdicts = Counter(row.verdict for row in table if row.verdict)
-    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in get_args(Verdict) if verdicts[verdict])
+    counts = ", ".join(f"{verdicts[word]} {word}" for word in ("better", "worse", "unclear", "too few cases") if verdicts[word])
     known = [value for value in harm.values() if value is not None]
     scores = (text_of(table.mean(name)) for name in ("kept", "alone", "accuracy", "served"))
     harmed = f"{sum(known)} of {len(known)}" if known else "-"

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from attune.common.metrics import RivalMetrics
 from attune.common.statistics import Z, student, student_p
 from attune.fedclient.work.comparison import Places, sign_flip
-from attune.fedclient.work.measures import FEWEST_CASES
 
+FEWEST_CASES = 10  # events, and others, below which no number leaves the device
 FEWEST_FOR_DELONG = 20  # below it a permutation test counts: DeLong's has too many false findings
 STEPS = 60  # halvings of an interval: to the last digit
 Floats = npt.NDArray[np.float64]
@@ -98,6 +98,14 @@ def gain(kept_N: Floats, rival_N: Floats, event_N: Events, groups: Places | None
     else:
         p = student_p(over / error, cases - 1) if error else 1.0
     return over, error * wider(cases), p
+
+
+def threshold_of(share_N: Floats, event_N: Events) -> float:
+    """Return the probability of the event from which sensitivity plus specificity is largest (Youden, Cancer 1950)."""
+    from sklearn.metrics import roc_curve
+
+    false_T, true_T, threshold_T = roc_curve(event_N, share_N)
+    return float(threshold_T[1 + np.argmax((true_T - false_T)[1:])])
 
 
 def compared_areas(

@@ -15,13 +15,13 @@ import torch
 from attune.common.errors import Forbidden
 from attune.common.exchange.messages import Order
 from attune.common.methods.registry import configured_on_device
-from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, NETWORKS, RIVALS, Choice, Rival
+from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, NETWORKS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
-from attune.fedclient.work.auroc import Floats, aurocs, compared_areas, has_cases, rarer
+from attune.fedclient.work.auroc import Floats, aurocs, compared_areas, has_cases, rarer, threshold_of
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
 from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import Dialled, Position, dialled
@@ -170,6 +170,7 @@ class Evaluation:
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
             cases=self._cases,
+            threshold=(yield from self._threshold(list(members.values()) or [Member(1.0, *candidates[self.own_choice])])),
             validation_samples=len(next(iter(blend.probability.values()))) if blend.likelihood else 0,
             fitted=dict(blend.fitted),
             likelihood_kept=likelihood_kept,
@@ -329,6 +330,13 @@ class Evaluation:
         data = self._data
         return rarer(data.test_y.cpu().numpy() == 1, data.test_groups) if self._ranks and len(self._classes) == 2 else None
 
+    def _threshold(self, members: Sequence[Member]) -> Jobs[float | None]:
+        """Return the probability from which an event is called, by held-out samples; None without both of two classes."""
+        event_N = self._data.validation_y.cpu().numpy() == 1
+        if not self._ranks or len(self._classes) != 2 or len(set(event_N.tolist())) < 2:
+            return None
+        return threshold_of((yield from sharing(members, self._data.validation_x)).double().numpy()[:, 1], event_N)
+
     def _aurocs(self, members: Sequence[Member], judged: baselines.Candidates) -> Jobs[dict[str, float]]:
         """Return the AUROCs of what is kept and of ordinary models alone, with their comparison; empty where there are none.
 
@@ -337,12 +345,11 @@ class Evaluation:
         data, y_N = self._data, self._data.test_y.cpu().numpy()
         if not self._ranks or not has_cases(y_N, len(self._classes), data.test_groups):
             return {}
-        names = [self.own_choice, *(name for name in RIVALS if name in judged and (self.is_ranked or name == "alone"))]
+        others = [name for name in RIVALS if name in judged and name != self.own_choice and (self.is_ranked or name == "alone")]
         share_of: dict[str, Floats] = {}
-        for name, some in [*((name, [Member(1.0, *judged[name])]) for name in names), ("kept", members)]:
+        for name, some in [*((name, [Member(1.0, *judged[name])]) for name in (self.own_choice, *others)), ("kept", members)]:
             if some:
                 share_of[name] = (yield from sharing(some, data.test_x)).double().nan_to_num(0.0).numpy()
-        others: list[Rival] = [name for name in RIVALS if name in names and name != self.own_choice]
         own_NC = share_of[self.own_choice]
         kept_NC = share_of.get("kept", own_NC)
         numbers = aurocs(kept_NC, share_of.get("alone"), y_N, data.test_groups)

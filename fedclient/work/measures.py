@@ -20,7 +20,6 @@ from attune.fedclient.work.survival import c_index, cox_loss, has_pairs
 
 WORST = 1e30  # of a squared error: squares of it are finite
 PRIOR_ERRORS = 3  # squared errors of 1, the variance of the federation, that join those of a model's held-out samples
-FEWEST_CASES = 10  # events, and others, below which no AUROC leaves the device
 LOWEST = -1.0  # of a mean score that is reported: one device that diverged must not hide all others in a mean
 
 
@@ -154,9 +153,6 @@ class Ranked(Classes):
     def right(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return the AUROC, (1,) float64: a C-index of events that all come before the other samples."""
         return torch.tensor([c_index(answers, 1 - y, y)], dtype=torch.float64)
-
-    def can_score(self, y: Tensor) -> bool:
-        return min(int((y == 1).sum()), int((y != 1).sum())) >= FEWEST_CASES
 
     def constant(self, trained: Tensor, tested: Tensor) -> float:
         """Return 0.5: with equal risks each pair counts half."""

@@ -49,8 +49,10 @@ def score_of(train: TrainSettings, classes: Sequence[Label], profiles: Sequence[
         return {"score": "auroc"}
     if train.score == "accuracy" or not ranks or 2 * rare <= len(profiles):
         return {}
-    why = f"one of two classes has less than {RARE:.0%} of the samples at {rare} of {len(profiles)} sites (train.score = auto)"
-    return {"score": "auroc", "rare": why}
+    return {
+        "score": "auroc",
+        "rare": f"one of two classes has less than {RARE:.0%} of the samples at {rare} of {len(profiles)} sites",
+    }
 
 
 def united(

@@ -74,9 +74,7 @@ def pooled(sites: Sequence[tuple[float, float]]) -> Pooled | None:
         return None
     gains, freedom = [gain for gain, _ in sites], len(sites) - 1
     variances = _smoothed([max(LEAST_ERROR, error) ** 2 for _, error in sites])
-    low, high = 0.0, WIDEST
-    if _weighed(gains, variances, low)[1] <= freedom:
-        high = low
+    low, high = 0.0, WIDEST if _weighed(gains, variances, 0.0)[1] > freedom else 0.0
     for _ in range(STEPS):
         between = (low + high) / 2
         low, high = (between, high) if _weighed(gains, variances, between)[1] > freedom else (low, between)

@@ -118,10 +118,7 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield from _no_better(status)
     if status["standardisation"]:
         yield status["standardisation"]
-    if words := status.get("closed_form"):  # an older saved status has none
-        yield words
-    if words := status.get("score"):
-        yield words
+    yield from filter(None, map(status.get, ("closed_form", "score")))  # an older saved status has none
     yield from (f"warning: {text}" for text in warnings_of(status))
 
 

@@ -108,9 +108,7 @@ class ClientSummary(msgspec.Struct, frozen=True):
     rival: Rival | None = None  # the model that the gain is over
     verdict: Verdict | None = None
     probably: HelpOrHarm | None = None  # of what it keeps, from the evidence of the whole fleet
-    auroc_kept: float | None = None
-    auroc_alone: float | None = None
-    auroc_p_alone: float | None = None
+    auroc: dict[str, float] = {}  # what it reported of AUROC: the metrics of this name
 
     @property
     def compared(self) -> float | None:
@@ -307,8 +305,8 @@ def _compared(row: Report) -> dict[str, Any]:
     metrics = msgspec.structs.asdict(row)
     pair = strongest(metrics)
     gained = {} if pair is None else {"gain": pair.difference, "gain_interval": pair.interval(), "rival": pair.rival}
-    areas = {name: metrics[name] for name in ("auroc_kept", "auroc_alone", "auroc_p_alone")}
-    return {"own_accuracy": row.accuracy_before, "verdict": shown_verdict(metrics)} | gained | areas
+    areas = {name: value for name, value in metrics.items() if name.startswith("auroc_") and value is not None}
+    return {"own_accuracy": row.accuracy_before, "verdict": shown_verdict(metrics), "auroc": areas} | gained
 
 
 def averages(listed: Sequence[ClientSummary]) -> dict[Figure, Average]:

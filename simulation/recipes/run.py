@@ -104,13 +104,9 @@ def run(
 
 
 def _point(
-    recipe: Recipe,
-    entries: Sequence[RecipeMethod],
-    point: RecipePoint,
-    source: Source | SiteTables,
-    seed: int,
+    recipe: Recipe, entries: Sequence[RecipeMethod], point: RecipePoint, source: Source | SiteTables, seed: int,
     say: Callable[[str], None],
-) -> tuple[list[RecipeRow], ResultManifest]:
+) -> tuple[list[RecipeRow], ResultManifest]:  # fmt: skip
     """Run these entries on the same shards. Return their rows, and what they were made with.
 
     Rivals run with them, to see which devices are harmed.

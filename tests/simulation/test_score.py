@@ -44,7 +44,7 @@ def ranked() -> Any:
 
 
 def test_rare_events_are_scored_by_auroc_and_the_plan_says_why(ranked: Any) -> None:
-    why = "models are scored by AUROC: one of two classes has less than 20% of the samples at 8 of 8 sites (train.score = auto)"
+    why = "models are scored by AUROC: one of two classes has less than 20% of the samples at 8 of 8 sites"
     assert (ranked.status["metric"], ranked.status["score"]) == ("AUROC", why)
     assert why in render_status(ranked.status)
     clients = {client["name"]: client for client in ranked.status["clients"]}

@@ -229,14 +229,9 @@ def reader_of(network: Network, initial: Tensors) -> Read:
 
 
 def trainer_of(
-    name: str,
-    tensors: Tensors,
-    task: TaskName,
-    outputs: int,
-    device: torch.device,
-    read: Read = flattened,
+    name: str, tensors: Tensors, task: TaskName, outputs: int, device: torch.device, read: Read = flattened,
     scored: ScoredTask | None = None,
-) -> Trainer:
+) -> Trainer:  # fmt: skip
     """Return what evaluates a fitted model, as it evaluates a network."""
     module = evaluator(name, tensors, task, outputs, read)
     predictor = PlainPredictor(ModelSettings())
