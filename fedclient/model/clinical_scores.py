@@ -21,8 +21,7 @@ SMALLEST = 1e-12  # probability of which a logarithm is taken
 
 def scores_on(model: Model, shard: Shard) -> dict[str, float] | str:
     """Return the scores by name; or in words why there are none. Errors: `Model.right`."""
-    features, y = model.test_part(shard)
-    info, groups = model.info, shard.test_places
+    (features, y), info, groups = model.test_part(shard), model.info, shard.test_places
     if info.task == "regression":
         return of_numbers(in_unit(y, info.targets), in_unit(model.answers_of(features), info.targets))
     if info.task == "survival" and len(np.unique(y[:, 0])) > 2:  # times

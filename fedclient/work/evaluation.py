@@ -169,7 +169,7 @@ class Evaluation:
             kept=_kept(members) or self.own_choice,
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
-            cases=self._cases,
+            cases=rarer(data.test_y.cpu().numpy() == 1, data.test_groups) if self._ranks_two else None,
             threshold=(yield from self._threshold(list(members.values()) or [Member(1.0, *candidates[self.own_choice])])),
             validation_samples=len(next(iter(blend.probability.values()))) if blend.likelihood else 0,
             fitted=dict(blend.fitted),
@@ -325,15 +325,13 @@ class Evaluation:
         return self._plan.task == "classes" and self._data.test_y.dim() == 1 and self._score is None
 
     @property
-    def _cases(self) -> int | None:
-        """Number of test samples, or groups, of the rarer of two classes; None in other tasks."""
-        data = self._data
-        return rarer(data.test_y.cpu().numpy() == 1, data.test_groups) if self._ranks and len(self._classes) == 2 else None
+    def _ranks_two(self) -> bool:
+        return self._ranks and len(self._classes) == 2
 
     def _threshold(self, members: Sequence[Member]) -> Jobs[float | None]:
         """Return the probability from which an event is called, by held-out samples; None without both of two classes."""
         event_N = self._data.validation_y.cpu().numpy() == 1
-        if not self._ranks or len(self._classes) != 2 or len(set(event_N.tolist())) < 2:
+        if not self._ranks_two or len(set(event_N.tolist())) < 2:
             return None
         return threshold_of((yield from sharing(members, self._data.validation_x)).double().numpy()[:, 1], event_N)
 
