@@ -32,6 +32,7 @@ def scores_on(model: Model, shard: Shard) -> dict[str, float] | str:
     if not has_cases(y, len(info.classes), groups):
         return f"too few cases ({rarer(y == 1, groups)} events)" if len(info.classes) == 2 else "too few cases of a class"
     shares_NC = model.probabilities(shard.test_x, f"shard {shard.name}").astype(np.float64)
+    shares_NC /= shares_NC.sum(axis=1, keepdims=True)
     return of_classes(shares_NC, y, groups, info.threshold if isinstance(info.threshold, float) else None)
 
 
