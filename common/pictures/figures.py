@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 from attune.common.errors import SettingError
 from attune.common.estimate import with_estimate
 from attune.common.statistics import interval_of
-from attune.common.task import TASKS, TaskName
+from attune.common.task import SCORED, ScoredTask
 
 DPI = 120
 RING = 1.5  # size of a mark beside the one that lies on it
@@ -145,18 +145,18 @@ def short(names: Sequence[str]) -> list[str]:
     return [name[cut:] or name for name in names]
 
 
-def score_axis(axes: Any, task: TaskName, more: str = "", top: float = 1.02) -> None:
+def score_axis(axes: Any, task: ScoredTask, more: str = "", top: float = 1.02) -> None:
     """Label the y axis and set its limits: from 0 (or below it for R2) to the best score. Call it after the drawing."""
     axes.set_ylim(min(0.0, axes.get_ylim()[0]) if task == "regression" else 0.0, top)
-    axes.set_ylabel(f"{TASKS[task].metric}{more}")
+    axes.set_ylabel(f"{SCORED[task].metric}{more}")
 
 
-def direction(task: TaskName) -> str:
+def direction(task: ScoredTask) -> str:
     """Return a sentence for a caption on how to read the score; empty for accuracy."""
-    return f" {TASKS[task].described}." if TASKS[task].best else ""
+    return f" {SCORED[task].described}." if SCORED[task].best else ""
 
 
-def interval_text(score: float | None, samples: int, task: TaskName) -> str:
+def interval_text(score: float | None, samples: int, task: ScoredTask) -> str:
     """Return the confidence interval of a score as text for a table; empty if there is none."""
     between = None if score is None else interval_of(score, samples, task)
     return "" if between is None else "{:.3f}-{:.3f}".format(*between)

@@ -16,6 +16,7 @@ from attune.common.task import TASKS
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import Model
+from attune.fedclient.model.clinical_scores import scores_on
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 
@@ -31,9 +32,12 @@ class TestPartScore:
     kept: str  # which of the device's models this is, or counts most
     title: str  # the method, and which of the device's models this is
     metric: str = "accuracy"  # what `accuracy` is: common.task
+    scores: dict[str, float] | str = ""  # further ones, by name; or why there are none
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.title}): {self.metric} {self.accuracy:.4f} on {self.samples} test samples"
+        said = f"{self.name} ({self.title}): {self.metric} {self.accuracy:.4f} on {self.samples} test samples"
+        more = self.scores if isinstance(self.scores, str) else ", ".join(f"{name} {v:.4f}" for name, v in self.scores.items())
+        return f"{said}; {more}" if more else said
 
 
 def score_on_test_part(
@@ -42,8 +46,9 @@ def score_on_test_part(
     """Evaluate the model in `home` on the test part of `shard`. Raises NoModel, and the errors of load_shard and evaluate."""
     model = Model.load(home.model, allow_models=allow_models)
     info = model.info
-    accuracy, samples = model.evaluate(load_shard(shard, options=info.options_for(shard, table), held=home.held_rows()))
-    return TestPartScore(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, TASKS[info.task].metric)
+    loaded = load_shard(shard, options=info.options_for(shard, table), held=home.held_rows())
+    (accuracy, samples), more, metric = model.evaluate(loaded), scores_on(model, loaded), TASKS[info.task].metric
+    return TestPartScore(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, metric, more)
 
 
 def mean_scores(scores: Sequence[TestPartScore]) -> dict[str, float]:

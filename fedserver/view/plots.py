@@ -46,7 +46,7 @@ class PictureSource:
         self._look, self._blobs, self._where, self.rows = look, blobs, where, snapshot.rows
         self.closed = snapshot.record.round
         settings, plan = snapshot.settings, snapshot.plan
-        self.summary = summarise(snapshot.rows, settings, plan.model.name, self.closed, plan.task)
+        self.summary = summarise(snapshot.rows, settings, plan.model.name, self.closed, plan.scored)
         self.evaluated = comparisons(snapshot.rows)
         if labels is None:
             self.groups = by_classes({device.name: device.labels for device in snapshot.devices if device.labels})

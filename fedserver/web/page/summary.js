@@ -43,6 +43,7 @@ function tiles(run, devices, state) {
     run.accuracy && { name: title(run.metric), value: share(run.accuracy.mean_over_clients), note: constant },
     compared > 0 && { name: "Helped", value: `${verdicts.better} of ${compared}`, note: `${verdicts.unclear} unclear, ${verdicts.worse} not helped` },
     run.fleet.length > 0 && { name: "Probably helped", value: `${run.fleet[0].helped} of ${run.fleet[0].devices}`, note: run.fleet.map((fleet) => `what devices keep ${fleet.words}`).join("; ") },
+    run.auroc && { name: "AUROC over alone", value: `${run.auroc.gain >= 0 ? "+" : "−"}${Math.abs(run.auroc.gain).toFixed(3)}`, note: `what devices keep, ${run.auroc.words}` },
     run.privacy && privacy(run.privacy),
     run.bytes_up + run.bytes_down > 0 && { name: "Moved", value: bytes(run.bytes_up + run.bytes_down), note: `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down` },
     run.seconds > 0 && { name: "Work", value: span(run.seconds), note: "of the slowest device of each round" },
