@@ -172,7 +172,7 @@ class SimulationResult:
         """
         from attune.fedserver.view import plots
 
-        source = plots.PictureSource(lambda: self._outcome.snapshot, self._state.storage.blobs, None, "this simulation")
+        source = plots.PictureSource(lambda: self._outcome.snapshot, self._state.storage.blobs, "this simulation")
         title, sections, _ = plots.pages(source, pictures)
         return Pictures(title, sections)
 

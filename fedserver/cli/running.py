@@ -69,7 +69,7 @@ def status(home: Path | None, as_json: bool) -> None:
 )
 @click.argument("folder", required=False, type=FOLDER)
 def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
-    """Print the address of the running server's page, or serve one of a home or of FOLDER, an exported or saved result."""
+    """Print the address of the running server's page, or serve one of a home, also of another FOLDER."""
     from attune.fedserver.web import pages
     from attune.fedserver.web.serving import PageAddress
 

@@ -117,7 +117,7 @@ def _spread(unit: str, A_SS: Matrix) -> list[Cell]:
     return [unit, float(A_SS.diagonal().mean()), float(np.exp(entropy_S).mean())]
 
 
-def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], coloured_by: str) -> Section:
+def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str]) -> Section:
     """Draw a map of the clients' embeddings (t-SNE of van der Maaten & Hinton, 2008), coloured by group.
 
     Raises:
@@ -140,7 +140,7 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
         at_N2 = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(z_NE.astype(np.float64))
     figure = figures.new(8.0, 6.0)
     axes = figure.add_subplot()
-    _points(axes, at_N2, [groups.get(client) for client in clients], coloured_by)
+    _points(axes, at_N2, [groups.get(client) for client in clients])
     if len(clients) <= NAMED:
         for client, (x, y) in zip(figures.short(clients), at_N2, strict=True):
             axes.annotate(client, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7, color="0.25")
@@ -156,12 +156,12 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
     if shares is not None:
         share, chance = shares
         caption += (
-            f" Coloured by {coloured_by}. The nearest other client in the space of the embeddings has the same colour for "
+            f" Coloured by classes. The nearest other client in the space of the embeddings has the same colour for "
             f"{share:.1%} of the clients; by chance it would for {chance:.1%}."
         )
     picture = Picture("embeddings", figure)
     return Section(
-        "Client embeddings", caption, picture, PageTable(("client", coloured_by if groups else "colour", "x", "y"), rows)
+        "Client embeddings", caption, picture, PageTable(("client", "classes" if groups else "colour", "x", "y"), rows)
     )
 
 
@@ -182,7 +182,7 @@ def neighbours(z_NE: Matrix, groups: Sequence[str | None]) -> tuple[float, float
     return float(same_N.mean()), float((sizes * (sizes - 1)).sum() / (len(known) * (len(known) - 1)))
 
 
-def _points(axes: Any, at_N2: Matrix, groups: Sequence[str | None], coloured_by: str) -> None:
+def _points(axes: Any, at_N2: Matrix, groups: Sequence[str | None]) -> None:
     from matplotlib import colormaps
 
     kinds = figures.natural({group for group in groups if group is not None})
@@ -200,4 +200,4 @@ def _points(axes: Any, at_N2: Matrix, groups: Sequence[str | None], coloured_by:
     if unknown:
         axes.scatter(*at_N2[unknown].T, s=30, facecolors="none", edgecolors="0.5", label=f"unknown ({len(unknown)})")
     if len(kinds) <= KEYED:
-        axes.legend(title=coloured_by, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        axes.legend(title="classes", frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -4,7 +4,7 @@ import { $, h, show } from "./dom.js";
 import { bytes, clock, date, share, span, title } from "./format.js";
 
 const STATES = { waiting: "waiting for devices", training: "training", aggregating: "closing the round", done: "done", failed: "failed" };
-const KINDS = { server: "", home: "a home, read beside its server", folder: "a saved result", simulation: "a simulation" };
+const KINDS = { server: "", home: "a home, read beside its server", simulation: "a simulation" };
 let said = "";
 
 export function summary(run, devices) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 from dataclasses import replace
@@ -89,8 +88,8 @@ class Federation:
     def commit(self, record, rows, plan=None):
         aio.run(self.ledger.commit_round(record, self.engine.staged_slots(), rows, {}, plan))
 
-    def plot(self, out, *wanted, labels=None):
-        return plot.plot_home(self.home, out, labels, wanted)
+    def plot(self, out, *wanted):
+        return plot.plot_home(self.home, out, wanted)
 
     def evaluate(self, *counts, test_samples=40):
         """Make every device compare its models: (won, lost) against its local model, in the order of names."""
@@ -274,7 +273,7 @@ def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_
     gone = replace(present, slots=tuple(old))
     answers = [present, gone, present]
     monkeypatch.setattr(ServerHome, "snapshot", lambda home: answers.pop(0))
-    source = plot.PictureSource.of_home(fed.home, None)
+    source = plot.PictureSource.of_home(fed.home)
     assert source.tensors("matrices", lambda file: "mean" in file) is True
     answers[:] = [gone] * ATTEMPTS
     with pytest.raises(Damaged, match="missing"):
@@ -310,23 +309,10 @@ def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
 
 def test_groups_are_the_declared_classes_where_some_clients_share_them(federation):
     fed = federation(clients=4)
-    source = plot.PictureSource.of_home(fed.home, None)
+    source = plot.PictureSource.of_home(fed.home)
     assert source.groups == {"vm-shard0": "0, 1", "vm-shard1": "2", "vm-shard2": "0, 1", "vm-shard3": "2"}
     assert plot.by_classes({"a": "0", "b": "0"}) == {}, "one group tells nothing"
     assert plot.by_classes({"a": "0", "b": "1"}) == {}, "nor does a group for each"
-
-
-def test_labels_come_from_a_csv_file(tmp_path):
-    path = tmp_path / "labels.csv"
-    path.write_text("client,coarse\na,fish\nb,\nx,bird\n")
-    assert plot.read_labels(path, ["a", "b"]) == ({"a": "fish", "x": "bird"}, "coarse")
-    with pytest.raises(SettingError, match="names no client of this federation"):
-        plot.read_labels(path, ["c"])
-    path.write_text("name,coarse\na,fish\n")
-    with pytest.raises(SettingError, match="needs a head with two columns"):
-        plot.read_labels(path, ["a"])
-    with pytest.raises(SettingError, match="cannot read"):
-        plot.read_labels(tmp_path / "absent.csv", ["a"])
 
 
 def test_the_share_of_nearest_neighbours_by_hand():
@@ -340,23 +326,9 @@ def test_the_share_of_nearest_neighbours_by_hand():
     assert neighbours(z_NE, ["red"] * 6) is None
 
 
-def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
-    fed = federation("fedtp", clients=20)
-    path = tmp_path / "labels.csv"
-    with path.open("w") as file:
-        csv.writer(file).writerows(
-            [("client", "coarse"), *((name, "fish" if i < 3 else "<b>") for i, name in enumerate(fed.names))]
-        )
-    fed.plot(tmp_path / "out", "embeddings", labels=path)
-    page = check_pictures(tmp_path / "out", {"embeddings"})
-    assert page.row("vm-shard4")[1] == "<b>"
-    assert "b" not in page.tags, "what a file says is text and no markup"
-    assert "by chance it would for 73.2%" in page.text, "3 * 2 + 17 * 16 of 20 * 19 pairs"
-
-
 def test_numbers_that_never_change_have_no_panel(federation, monkeypatch):
     kept = drawn_with(monkeypatch, plot.plot_accuracy)
-    source = plot.PictureSource.of_home(federation(clients=4).home, None)
+    source = plot.PictureSource.of_home(federation(clients=4).home)
     section = plot.metrics(source)
     assert [axes.get_title() for axes in kept[0].axes if axes.get_visible()] == ["training loss (lower is better)"]
     assert "without a panel: " in section.caption and "test_samples 8" in section.caption
@@ -369,7 +341,7 @@ def test_marks_at_one_place_stay_visible(federation, monkeypatch):
     kept = drawn_with(monkeypatch, plot.plot_devices)
     fed = federation(clients=4)
     fed.evaluate((10, 10), (1, 9), (10, 0), (12, 2))  # the first one's own model has the accuracy of its local one
-    plot.clients(plot.PictureSource.of_home(fed.home, None))
+    plot.clients(plot.PictureSource.of_home(fed.home))
     sizes = {line.get_label(): line.get_markersize() for line in kept[0].axes[0].lines if line.get_label()[0] != "_"}
     assert sizes["a network trained alone"] > sizes["its own model, by federation"] == sizes["common model"]
 

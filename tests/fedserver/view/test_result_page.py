@@ -34,7 +34,7 @@ def page_of(rows: list[Report], out: Path, task: TaskName = "classes") -> tuple[
     devices = tuple(DeviceRecord(name, name) for name in sorted({row.client for row in rows}))
     settings = {"round": {"rounds": 2}}
     snapshot = Snapshot(settings, plan, Record(round=2, phase=Phase.DONE), devices, (), tuple(rows))
-    title, sections, left_out = plots.pages(plots.PictureSource(lambda: snapshot, MemoryBlobs(), None, "home"), [])
+    title, sections, left_out = plots.pages(plots.PictureSource(lambda: snapshot, MemoryBlobs(), "home"), [])
     plots.figures.write(out, title, sections)
     return Page(out / "index.html"), left_out
 
