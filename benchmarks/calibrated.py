@@ -21,8 +21,8 @@ import numpy as np
 
 from attune.common.metrics import KEPT_RIVALS
 from attune.common.statistics import LEVEL, pairs_of
-from attune.fedclient.work.auroc import compared_areas, difference, has_cases, interval, rarer, wider
-from attune.fedserver.core.pooled import pooled
+from attune.fedclient.work.comparison import compared_areas, difference, has_cases, interval, rarer, wider
+from attune.fedserver.core.fleet_verdict import pooled
 
 SHARES, SITES = (0.02, 0.05, 0.2), (5, 20, 60)
 SIZES, MOST_SAMPLES = (40, 2000), 7

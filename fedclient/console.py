@@ -11,9 +11,9 @@ import click
 
 from attune.common.durable import forget_output
 from attune.common.estimate import Estimate
-from attune.common.statistics import RIVAL_WORDS, Finding, Pair, interval_of
+from attune.common.statistics import RIVAL_WORDS, Finding, Pair, interval_of, verdict_on
 from attune.common.task import SCORED
-from attune.fedclient.work.comparison import comparisons_of, finding_of
+from attune.fedclient.work.comparison import comparisons_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -133,7 +133,7 @@ def comparison_of(result: OrderResult) -> list[str]:
         counts = "" if result.task == "ranked" else counts
         lines.append(f"against {RIVAL_WORDS[pair.rival]}: {counts}{pair.difference:+.3f} ({low:+.3f} to {high:+.3f})")
     lines += _auroc_of(result)
-    lines.append(f"{_subject(result, comparisons)} {WORDS[finding_of(comparisons)]}")
+    lines.append(f"{_subject(result, comparisons)} {WORDS[verdict_on(comparisons)]}")
     return [*lines, *warning, f"kept: {kept_words(result)}"]
 
 

@@ -18,8 +18,7 @@ from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.work.comparison import Places, compared
 from attune.fedserver.choosing.candidates import ComparedMethod
-from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
-from attune.fedserver.core.pooled import pooled_auroc
+from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts, pooled_auroc
 from attune.simulation.over_seeds import SeedResults, against_first
 from attune.simulation.result import DeviceRow, DeviceTable, SimulationResult
 from attune.simulation.result_table import Cell, ResultTable, spread_of, text_of

@@ -19,8 +19,8 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
-from attune.fedclient.work.auroc import Floats, aurocs, compared_areas, has_cases, rarer, threshold_of
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
+from attune.fedclient.work.comparison import Floats, aurocs, compared_areas, has_cases, rarer, threshold_of
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import MEASURES, Ranked, mean_score

@@ -25,10 +25,9 @@ from attune.fedserver.core.advice import advice
 from attune.fedserver.core.ballot import classes_apart
 from attune.fedserver.core.client_privacy import drawn_rate, releases
 from attune.fedserver.core.data_form import one_token
-from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts, pooled_auroc
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
-from attune.fedserver.core.pooled import pooled_auroc
 from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord, Report
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 

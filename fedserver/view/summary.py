@@ -25,9 +25,8 @@ from attune.common.statistics import HelpOrHarm, Verdict, shown_verdict, stronge
 from attune.common.task import SCORED, ScoredTask
 from attune.common.text import converted, from_json, newer_format
 from attune.fedserver.core import accuracy as of_rows
-from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts, pooled_auroc
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.core.pooled import pooled_auroc
 from attune.fedserver.core.records import Report
 
 FEDTP_EVERY = 5  # rounds from one evaluation to the next

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 import attune
 from attune.fedclient.console import comparison_of
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.auroc import newcombe
+from attune.fedclient.work.comparison import newcombe
 from attune.fedclient.work.evaluation import Evaluation
 from attune.fedserver.view.homes import render_status
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from attune.fedserver.core.pooled import LEAST_ERROR, Pooled, pooled
+from attune.fedserver.core.fleet_verdict import LEAST_ERROR, Pooled, pooled
 
 claims = st.tuples(st.floats(-1, 1), st.floats(0, 1e100))
 
