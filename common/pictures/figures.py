@@ -46,29 +46,6 @@ def new(width: float, height: float, arranged: bool = True) -> Any:
     return figure
 
 
-def panels(rows: int, columns: int, count: int) -> tuple[Any, list[Any]]:
-    """Make a figure with `count` small axes in a grid, row by row, which share the x axis.
-
-    The layout is fixed, with room for six digits to the left of each and for two lines of a heading above it: measuring every
-    tick would take longer than drawing.
-
-    Raises:
-        SettingError: matplotlib is not installed.
-    """
-    width, height = 1.0 + 3.6 * columns, 1.5 + 2.5 * rows
-    figure = new(width, height, arranged=False)
-    figure.subplots_adjust(0.75 / width, 0.65 / height, 1 - 0.2 / width, 1 - 0.85 / height, wspace=0.3, hspace=0.38)
-    grid: Any = figure.subplots(rows, columns, sharex=True, squeeze=False)
-    for axes in grid.flat[count:]:
-        axes.set_visible(False)
-    for axes in grid.flat[max(count - columns, 0) : count]:
-        axes.tick_params(labelbottom=True)
-    for axes in grid.flat[:count]:
-        axes.locator_params(axis="y", nbins=5)
-        axes.ticklabel_format(axis="y", scilimits=(-3, 6))
-    return figure, list(grid.flat[:count])
-
-
 def grid(rows: int, columns: int, count: int, width: float, height: float) -> tuple[Any, Any]:
     """Make a figure of this size with a grid of axes, of which the first `count` are seen.
 

@@ -36,7 +36,7 @@ def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     "--picture",
     "pictures",
     multiple=True,
-    type=click.Choice(["clients", "accuracy", "attention", "embeddings", "metrics"]),
+    type=click.Choice(["clients", "accuracy", "attention", "embeddings"]),
     help="Only this one (may be repeated; default: all that the method has).",
 )
 @removed_option("--labels", instead="clients that declared the same classes have one colour")

@@ -152,34 +152,11 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str]) 
     rows: list[list[Cell]] = [
         [client, groups.get(client), float(x), float(y)] for client, (x, y) in zip(clients, at_N2, strict=True)
     ]
-    shares = neighbours(z_NE, [groups.get(client) for client in clients])
-    if shares is not None:
-        share, chance = shares
-        caption += (
-            f" Coloured by classes. The nearest other client in the space of the embeddings has the same colour for "
-            f"{share:.1%} of the clients; by chance it would for {chance:.1%}."
-        )
+    caption += " Coloured by classes." if groups else ""
     picture = Picture("embeddings", figure)
     return Section(
         "Client embeddings", caption, picture, PageTable(("client", "classes" if groups else "colour", "x", "y"), rows)
     )
-
-
-def neighbours(z_NE: Matrix, groups: Sequence[str | None]) -> tuple[float, float] | None:
-    """Return how often the nearest other client (Euclidean) is of the same group, and how often any other is; both as shares.
-
-    Clients without a group are left out. None if there are fewer than two groups.
-    """
-    known = [i for i, group in enumerate(groups) if group is not None]
-    if len({groups[i] for i in known}) < 2:
-        return None
-    kept_NE = z_NE[known].astype(np.float64)
-    square_NN = np.square(kept_NE[:, None] - kept_NE).sum(axis=-1)
-    np.fill_diagonal(square_NN, np.inf)
-    kinds = np.unique([str(groups[i]) for i in known], return_inverse=True)[1]
-    same_N = kinds[square_NN.argmin(axis=1)] == kinds
-    sizes = np.bincount(kinds)
-    return float(same_N.mean()), float((sizes * (sizes - 1)).sum() / (len(known) * (len(known) - 1)))
 
 
 def _points(axes: Any, at_N2: Matrix, groups: Sequence[str | None]) -> None:

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from attune.common.errors import NoModel, SettingError
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Format
-from attune.fedserver.core.accuracy import by_round, comparisons
+from attune.fedserver.core.accuracy import comparisons
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators import stored
 from attune.fedserver.lab.arrays import ArrayFile
@@ -104,19 +104,11 @@ def embeddings(source: PictureSource) -> figures.Section:
     return plot_clients.embeddings(z_NE, names, source.groups)
 
 
-def metrics(source: PictureSource) -> figures.Section:
-    """Draw every metric by round."""
-    if not by_round(source.rows):
-        raise SettingError("no device has reported a number")
-    return plot_accuracy.metrics(source.rows)
-
-
 PICTURES: dict[str, Callable[[PictureSource], figures.Section]] = {
     "clients": clients,
     "accuracy": accuracy,
     "attention": attention,
     "embeddings": embeddings,
-    "metrics": metrics,
 }
 
 
