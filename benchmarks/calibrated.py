@@ -21,7 +21,7 @@ import numpy as np
 
 from attune.common.metrics import KEPT_RIVALS
 from attune.common.statistics import LEVEL, pairs_of
-from attune.fedclient.work.comparison import compared_areas, difference, has_cases, interval, rarer, wider
+from attune.fedclient.work.comparison import compared_areas, difference, has_cases, interval
 from attune.fedserver.core.fleet_verdict import pooled
 
 SHARES, SITES = (0.02, 0.05, 0.2), (5, 20, 60)
@@ -67,8 +67,7 @@ def site(draw: np.random.Generator, share: float, some: bool, grouped: bool, loo
     risk = halves[0] + halves[1]
     mine, rival = (risk[i] + more * event_N for i, more in enumerate((separation, RIVAL)))
     if not looked:
-        over, error = difference(mine, rival, event_N, groups)
-        return Shown(over, error * wider(rarer(event_N, groups)), None)
+        return Shown(*difference(mine, rival, event_N, groups), None)
     low, high = interval(mine, event_N, groups)
     numbers = compared_areas(mine, rival, event_N, KEPT_RIVALS["alone"], groups)
     [pair] = pairs_of({"test_samples": len(event_N)} | numbers)

@@ -162,21 +162,20 @@ def aurocs(
         groups: Group of each sample as a number from 0 on, (N,).
         fewest: Cases of each class below which there are no numbers.
     """
-    events = _events(y_N, kept_NC.shape[1])
     if not has_cases(y_N, kept_NC.shape[1], groups, fewest):
         return {}
+    events = _events(y_N, kept_NC.shape[1])
+    models = {"kept": kept_NC} | ({} if alone_NC is None else {"alone": alone_NC})
     areas = {
         f"auroc_{name}": float(np.mean([_area(share_NC[:, label], event_N) for label, event_N in events.items()]))
-        for name, share_NC in (("kept", kept_NC), ("alone", alone_NC))
-        if share_NC is not None
+        for name, share_NC in models.items()
     }
-    if len(events) > 1:
-        return areas
-    areas |= dict(zip(("auroc_low", "auroc_high"), interval(kept_NC[:, 1], events[1], groups), strict=True))
-    if alone_NC is None:
-        return areas
-    gained = gain(kept_NC[:, 1], alone_NC[:, 1], events[1], groups)
-    return areas | dict(zip(("auroc_gain_alone", "auroc_error_alone", "auroc_p_alone"), gained, strict=True))
+    if len(events) == 1:
+        areas |= zip(("auroc_low", "auroc_high"), interval(kept_NC[:, 1], events[1], groups), strict=True)
+    if len(events) == 1 and alone_NC is not None:
+        gained = gain(kept_NC[:, 1], alone_NC[:, 1], events[1], groups)
+        areas |= zip(("auroc_gain_alone", "auroc_error_alone", "auroc_p_alone"), gained, strict=True)
+    return areas
 
 
 def _area(score_N: Floats, event_N: Events) -> float:
@@ -184,29 +183,22 @@ def _area(score_N: Floats, event_N: Events) -> float:
 
 
 def difference(kept_N: Floats, rival_N: Floats, event_N: Events, groups: Places | None = None) -> tuple[float, float]:
-    """Return the difference of the areas by two models, and its standard error (DeLong; with groups Obuchowski)."""
+    """Return the difference of the areas by two models, and its error as it is reported.
+
+    Test and interval are by Student's t, with one degree of freedom less than there are cases. For that the error (DeLong's; with
+    groups Obuchowski's) is made larger, so that an interval by the normal distribution is as wide, wherever it is made.
+    """
     placed_N = _placed(kept_N, event_N) - _placed(rival_N, event_N)
-    group_N = np.arange(len(event_N)) if groups is None else groups
-    return float(placed_N[event_N].mean()), _delong(placed_N, event_N, group_N)
-
-
-def wider(cases: int) -> float:
-    """Return the factor of an error of few cases, so that an interval by the normal distribution is as wide as Student's."""
-    return student(max(1, cases - 1)) / Z
+    wider = student(max(1, rarer(event_N, groups) - 1)) / Z
+    return float(placed_N[event_N].mean()), _delong(placed_N, event_N, groups) * wider
 
 
 def gain(kept_N: Floats, rival_N: Floats, event_N: Events, groups: Places | None = None) -> tuple[float, float, float]:
-    """Return (difference of the areas by two models, its error as it is reported, the p-value of the paired test).
-
-    Test and interval are by Student's t, with one degree of freedom less than there are cases. For that the error is made
-    larger (`wider`), wherever the interval is made.
-    """
+    """Return the difference of the areas by two models, its error, and the p-value of the paired test."""
     (over, error), cases = difference(kept_N, rival_N, event_N, groups), rarer(event_N, groups)
     if cases < FEWEST_FOR_DELONG:
-        p = _swapping(kept_N, rival_N, event_N, np.arange(len(event_N)) if groups is None else groups)
-    else:
-        p = student_p(over / error, cases - 1) if error else 1.0
-    return over, error * wider(cases), p
+        return over, error, _swapping(kept_N, rival_N, event_N, groups)
+    return over, error, student_p(over / error * student(cases - 1) / Z, cases - 1) if error else 1.0
 
 
 def threshold_of(share_N: Floats, event_N: Events) -> float:
@@ -269,16 +261,13 @@ def jackknife(score_N: Floats, event_N: Events, group_N: Places) -> tuple[float,
     for group in np.flatnonzero((events_G > 0) & (others_G > 0)):  # the pairs within a group were taken out twice
         of_N = group_N == group
         lost_G[group] -= _placed(score_N[of_N], event_N[of_N])[event_N[of_N]].sum() * others_G[group]
-    logit_G = _logit((total - lost_G) / np.maximum(1, (events - events_G) * (others - others_G)), events * others)
+    least = 0.5 / (events * others)
+    left_G = ((total - lost_G) / np.maximum(1, (events - events_G) * (others - others_G))).clip(least, 1 - least)
+    logit_G = np.log(left_G / (1 - left_G))
     middle = math.log(area / (1 - area))
     error = math.sqrt((groups - 1) / groups * float(np.square(logit_G - logit_G.mean()).sum()))
     half = student(max(1, rarer(event_N, group_N) - 1)) * error
     return 1 / (1 + math.exp(half - middle)), 1 / (1 + math.exp(-half - middle))
-
-
-def _logit(area: Floats, pairs: int) -> Floats:
-    inside = np.clip(area, 0.5 / pairs, 1 - 0.5 / pairs)
-    return np.asarray(np.log(inside / (1 - inside)))
 
 
 def _below(score_M: Floats, among_K: Floats) -> Floats:
@@ -295,23 +284,21 @@ def _placed(score_N: Floats, event_N: Events) -> Floats:
     return placed_N
 
 
-def _delong(placed_N: Floats, event_N: Events, group_N: Places) -> float:
+def _delong(placed_N: Floats, event_N: Events, groups: Places | None) -> float:
     """Return DeLong's standard error of a mean placement, or of a difference of two (Biometrics 1988).
 
     Samples of a group are dependent (Obuchowski, Biometrics 1997); groups of one sample leave DeLong's.
     """
-    groups = int(group_N.max()) + 1
-    sums, variance = [], 0.0
+    group_N = np.arange(len(event_N)) if groups is None else groups
+    size, sums, variance = int(group_N.max()) + 1, [], 0.0
     for of_N in (event_N, ~event_N):
-        sum_G = np.bincount(group_N[of_N], (placed_N[of_N] - placed_N[of_N].mean()) / of_N.sum(), groups)
+        sums.append(np.bincount(group_N[of_N], (placed_N[of_N] - placed_N[of_N].mean()) / of_N.sum(), size))
         count = len(np.unique(group_N[of_N]))
-        variance += float(sum_G @ sum_G) * count / max(1, count - 1)
-        sums.append(sum_G)
-    variance += 2 * float(sums[0] @ sums[1]) * groups / max(1, groups - 1)
-    return math.sqrt(max(0.0, variance))
+        variance += float(sums[-1] @ sums[-1]) * count / max(1, count - 1)
+    return math.sqrt(max(0.0, variance + 2 * float(sums[0] @ sums[1]) * size / max(1, size - 1)))
 
 
-def _swapping(kept_N: Floats, alone_N: Floats, event_N: Events, group_N: Places) -> float:
+def _swapping(kept_N: Floats, alone_N: Floats, event_N: Events, groups: Places | None) -> float:
     """Return the p-value of the test that swaps the ranks by both models within samples, or groups.
 
     The difference of the areas is a sum over samples of terms that a swap multiplies by -1, so it is a test of sign flips.
@@ -322,4 +309,4 @@ def _swapping(kept_N: Floats, alone_N: Floats, event_N: Events, group_N: Places)
     for of_N, sign in ((event_N, 1), (~event_N, -1)):
         among = np.concatenate([kept_N[~of_N], alone_N[~of_N]])
         term_N[of_N] = sign * (_below(kept_N[of_N], among) - _below(alone_N[of_N], among)) / of_N.sum()
-    return sign_flip(np.bincount(group_N, term_N).astype(float))
+    return sign_flip(_by_group(term_N, groups))

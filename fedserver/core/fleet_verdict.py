@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from attune.common.metrics import KEPT_RIVALS, Rival
-from attune.common.statistics import RIVAL_WORDS, HelpOrHarm, Pair, interval_of_mean, mcnemar, pairs_of, student, to_beat
+from attune.common.statistics import RIVAL_WORDS, HelpOrHarm, Pair, Z, interval_of_mean, mcnemar, pairs_of, student, to_beat
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ class Pooled(msgspec.Struct, frozen=True):
         sites: k.
         gain: The mean.
         between: Variance between sites (Paule and Mandel, J. of Research of the National Bureau of Standards 1982).
-        interval: Interval of the mean (Hartung and Knapp, Statistics in Medicine 2001), from 3 sites.
+        interval: Interval of the mean (Hartung and Knapp, Statistics in Medicine 2001), from 3 sites. Few sites that agree by
+            chance would make it far too narrow, so it is at least as wide as if all sites had one gain.
         prediction: Where the difference of another site like these lies, from 5 sites (Higgins et al., JRSS A 2009).
         too_few: Further sites, whose test parts have too few cases of a class.
     """
@@ -144,11 +145,8 @@ class Pooled(msgspec.Struct, frozen=True):
 
     def words(self) -> str:
         """Return the mean as a line of text, the same words in every view."""
-        between = (
-            f" (an interval needs {FOR_INTERVAL})"
-            if self.interval is None
-            else ", 95 % {:+.3f} to {:+.3f}".format(*self.interval)
-        )
+        known = "95 % {:+.3f} to {:+.3f}, at least as wide as if all sites had one gain"
+        between = f" (an interval needs {FOR_INTERVAL})" if self.interval is None else f", {known.format(*self.interval)}"
         another = "" if self.prediction is None else "; another site like these {:+.3f} to {:+.3f}".format(*self.prediction)
         left = f"; {self.too_few} more with too few cases" if self.too_few else ""
         return (
@@ -156,51 +154,44 @@ class Pooled(msgspec.Struct, frozen=True):
             f"site{'s' * (self.sites > 1)}{left}{between}, for new patients of these sites and these trained models{another}"
         )
 
-    def report(self) -> dict[str, Any]:
-        """Return the figures and the words, for JSON."""
-        return msgspec.structs.asdict(self) | {"words": self.words()}
-
 
 def pooled_auroc(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the report of the difference that devices have tested; None if no device has.
+    """Return the figures and the words of the difference that devices have tested, for JSON; None if no device has.
 
     Args:
         reports: Metrics of each device's last evaluation, by name.
     """
     evaluated = [metrics for metrics in reports if metrics.get("kept") is not None and metrics.get("test_samples")]
     claims = [(metrics.get("auroc_gain_alone"), metrics.get("auroc_error_alone")) for metrics in evaluated]
-    over = pooled([(gain, error) for gain, error in claims if gain is not None and error is not None])
     too_few = sum(metrics.get("auroc_kept") is None for metrics in evaluated)
-    return None if over is None else msgspec.structs.replace(over, too_few=too_few).report()
+    over = pooled([(gain, error) for gain, error in claims if gain is not None and error is not None], too_few)
+    return None if over is None else msgspec.structs.asdict(over) | {"words": over.words()}
 
 
-def pooled(sites: Sequence[tuple[float, float]]) -> Pooled | None:
-    """Return the mean of differences, each with its standard error; None without any."""
+def pooled(sites: Sequence[tuple[float, float]], too_few: int = 0) -> Pooled | None:
+    """Return the mean of differences, each with its standard error; None without any.
+
+    Variances are estimates of a few cases, and small ones go with large areas. As they are, they would decide the weights too
+    much: the interval covered 92 to 94 % in simulated fleets of five sites (benchmarks/calibrated.py). So they are drawn half
+    way, in their logarithms, to their median (Berkey et al., Statistics in Medicine 1995).
+    """
     if not sites:
         return None
-    gains, freedom = [gain for gain, _ in sites], len(sites) - 1
-    variances = _smoothed([max(LEAST_ERROR, error) ** 2 for _, error in sites])
-    low, high = 0.0, WIDEST if _weighed(gains, variances, 0.0)[1] > freedom else 0.0
+    gains, errors, freedom = [gain for gain, _ in sites], [max(LEAST_ERROR, error) for _, error in sites], len(sites) - 1
+    variances = [error * math.sqrt(median(other**2 for other in errors)) for error in errors]
+    _, spread, at_one_gain = _weighed(gains, variances, 0.0)
+    low, between = 0.0, WIDEST if spread > freedom else 0.0
     for _ in range(STEPS):
-        between = (low + high) / 2
-        low, high = (between, high) if _weighed(gains, variances, between)[1] > freedom else (low, between)
-    mean, q, total = _weighed(gains, variances, high)
-    if len(sites) < FOR_INTERVAL or len(set(gains)) == 1:
-        return Pooled(len(sites), mean, high, None, None)
-    error, prediction = math.sqrt(q / freedom / total), None
+        middle = (low + between) / 2
+        low, between = (middle, between) if _weighed(gains, variances, middle)[1] > freedom else (low, middle)
+    mean, spread, total = _weighed(gains, variances, between)
+    interval = prediction = None
+    if len(sites) >= FOR_INTERVAL:
+        error = max(math.sqrt(spread / freedom / total), Z / student(freedom) / math.sqrt(at_one_gain))
+        interval = _about(mean, student(freedom) * error)
     if len(sites) >= FOR_PREDICTION:
-        prediction = _about(mean, student(freedom - 1) * math.hypot(error, math.sqrt(high)))
-    return Pooled(len(sites), mean, high, _about(mean, student(freedom) * error), prediction)
-
-
-def _smoothed(variances: Sequence[float]) -> list[float]:
-    """Return variances drawn half way, in their logarithms, to their median (Berkey et al., Statistics in Medicine 1995).
-
-    They are estimates of a few cases, and small ones go with large areas. As they are, they would decide the weights too much:
-    the interval covered 92 to 94 % in simulated fleets of five sites (benchmarks/calibrated.py).
-    """
-    middle = math.sqrt(median(variances))
-    return [math.sqrt(variance) * middle for variance in variances]
+        prediction = _about(mean, student(freedom - 1) * math.hypot(error, math.sqrt(between)))
+    return Pooled(len(sites), mean, between, interval, prediction, too_few)
 
 
 def _weighed(gains: Sequence[float], variances: Sequence[float], between: float) -> tuple[float, float, float]:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from attune.fedserver.core.fleet_verdict import LEAST_ERROR, Pooled, pooled
+from attune.common.statistics import Z
+from attune.fedserver.core.fleet_verdict import LEAST_ERROR, pooled
 
 claims = st.tuples(st.floats(-1, 1), st.floats(0, 1e100))
 
@@ -20,7 +21,7 @@ def test_sites_that_agree_are_weighed_by_precision_alone() -> None:
     over = pooled([(0.1, 0.1), (0.1, 0.2), (0.13, 0.2)])
     assert over is not None and over.between == 0 and over.gain == pytest.approx(0.1075) and over.prediction is None
     q = (75 * 0.0075**2 + 25 * 0.0225**2) / 2
-    half = stats.t.ppf(0.975, 2) * math.sqrt(q / 100)
+    assert stats.t.ppf(0.975, 2) * math.sqrt(q / 100) < (half := Z * math.sqrt(1 / 100)), "they agree by chance"
     assert over.interval == pytest.approx((0.1075 - half, 0.1075 + half), rel=1e-5)
 
 
@@ -40,7 +41,7 @@ def test_spread_and_intervals_are_those_of_an_independent_solution(sites: list[t
     between = 0.0 if mean_at(0)[2] <= freedom else optimize.brentq(lambda t: mean_at(t)[2] - freedom, 0, 9, xtol=1e-15)
     assert over.between == pytest.approx(between, rel=1e-4, abs=1e-9)
     mean, total, q = mean_at(between)
-    error = math.sqrt(q / freedom / total)
+    error = max(math.sqrt(q / freedom / total), Z / stats.t.ppf(0.975, freedom) / math.sqrt(mean_at(0)[1]))
     assert over.gain == pytest.approx(mean, abs=1e-6)
     assert over.interval[1] - over.gain == pytest.approx(stats.t.ppf(0.975, freedom) * error, rel=1e-3, abs=1e-9)
     wider = stats.t.ppf(0.975, freedom - 1) * math.hypot(error, math.sqrt(between))
@@ -54,7 +55,14 @@ def test_intervals_need_sites() -> None:
     assert [(over.interval is not None, over.prediction is not None) for over in shown[1:] if over] == [
         (False, False), (False, False), (True, False), (True, False), (True, True),
     ]  # fmt: skip
-    assert pooled([(0.0, 0.0)] * 5) == Pooled(5, 0.0, 0.0, None, None), "equal gains show no deviation"
+
+
+@pytest.mark.parametrize("gains", [(0.02, 0.02001, 0.02002), (0.02, 0.02, 0.02)])
+def test_three_nearly_equal_gains_are_no_certainty(gains: tuple[float, ...]) -> None:
+    """Three sites with errors of 0.05 cannot tell 0.02 from 0, however alike their gains are: 1.96 * 0.05 / sqrt(3) = 0.057."""
+    over = pooled([(gain, 0.05) for gain in gains])
+    assert over is not None and over.interval == pytest.approx((0.02 - 0.0566, 0.02 + 0.0566), abs=1e-4)
+    assert "at least as wide as if all sites had one gain" in over.words()
 
 
 @given(st.lists(claims, min_size=3, max_size=8))

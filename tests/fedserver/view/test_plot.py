@@ -304,7 +304,7 @@ def test_pictures_of_other_forms_are_the_same_each_time(federation, tmp_path, fo
     for out in ("one", "two"):
         words = ["plot", "--home", str(fed.home.path), "--out", str(tmp_path / out), "--format", form, "--picture", "accuracy"]
         assert CliRunner().invoke(cli, words).exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["index.html", f"accuracy.{form}"]
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [f"accuracy.{form}", "index.html"]
     data = (tmp_path / "one" / f"accuracy.{form}").read_bytes()
     assert data == (tmp_path / "two" / f"accuracy.{form}").read_bytes()
     assert data.startswith({"pdf": b"%PDF", "svg": b"<?xml"}[form])
