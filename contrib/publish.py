@@ -15,7 +15,6 @@ import click
 
 from attune.common.command_group import FOLDER
 from attune.common.errors import SettingError
-from attune.common.metrics import reported_by
 from attune.fedserver.cli.shared import HOME, place_of
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ def points(run: RunData) -> Iterator[LoggedValue]:
         for point in curve_points:
             yield LoggedValue(f"accuracy/{curve}/mean_over_clients", point.mean_over_clients, point.round)
             yield LoggedValue(f"accuracy/{curve}/over_samples", point.over_samples, point.round)
+    from attune.common.metrics import reported_by
+
     reports: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for row in run.rows:
         for metric, value in reported_by(row).items():

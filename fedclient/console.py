@@ -140,10 +140,10 @@ def comparison_of(result: OrderResult) -> list[str]:
 def _auroc_of(result: OrderResult) -> list[str]:
     """Return the line about the AUROC: of what is kept and of ordinary models alone, or that there are too few cases."""
     cases, kept = result.cases, result.auroc_kept
+    if kept is None and (cases is None or not result.test_samples):
+        return []
     if kept is None:
-        return (
-            [f"AUROC: too few cases ({cases} event{'s' * (cases != 1)})"] if cases is not None and result.test_samples else []
-        )
+        return [f"AUROC: too few cases ({cases} event{'s' * (cases != 1)})"]
     between = "" if result.auroc_low is None else f" ({result.auroc_low:.3f} to {result.auroc_high:.3f})"
     words = [f"kept {kept:.3f}{between}"] + ([] if result.auroc_alone is None else [f"alone {result.auroc_alone:.3f}"])
     if result.auroc_gain_alone is not None:

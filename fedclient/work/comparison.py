@@ -185,8 +185,8 @@ def _area(score_N: Floats, event_N: Events) -> float:
 def difference(kept_N: Floats, rival_N: Floats, event_N: Events, groups: Places | None = None) -> tuple[float, float]:
     """Return the difference of the areas by two models, and its error as it is reported.
 
-    Test and interval are by Student's t, with one degree of freedom less than there are cases. For that the error (DeLong's; with
-    groups Obuchowski's) is made larger, so that an interval by the normal distribution is as wide, wherever it is made.
+    Test and interval are by Student's t, with one degree of freedom less than there are cases. For that the error (DeLong's;
+    with groups Obuchowski's) is made larger, so that an interval by the normal distribution is as wide, wherever it is made.
     """
     placed_N = _placed(kept_N, event_N) - _placed(rival_N, event_N)
     wider = student(max(1, rarer(event_N, groups) - 1)) / Z

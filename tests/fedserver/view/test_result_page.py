@@ -14,8 +14,8 @@ from attune.common.task import TaskName
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.memory import MemoryBlobs
 from attune.fedserver.view import plots
+from attune.simulation.memory import MemoryBlobs
 from tests.fedserver.view.test_alone import evaluation, trained
 from tests.pictures import Page
 
