@@ -214,16 +214,16 @@ def page_url(home: ServerHome, token: str) -> str | None:
     return place.url(token, home.snapshot().settings.server.advertise) if place else None
 
 
-def show(folder: Path, place: PageAddress, say: Callable[[str], None]) -> None:
-    """Serve the page of a folder until Ctrl-C.
+def show(home: ServerHome, place: PageAddress, say: Callable[[str], None]) -> None:
+    """Serve the page of a home until Ctrl-C.
 
     Raises:
         PortInUse: Another process listens on the port.
-        SettingError: The folder is no home.
-        HomeMismatch: The home is damaged.
+        SettingError: The folder has an exported result.
+        HomeMismatch: There is no home, or it is damaged.
     """
-    if not (home := ServerHome(folder)).exists():
-        raise SettingError(f"{folder} is no home of a server; `fedserver compare {folder} --out PAGE` draws an exported result")
+    if (home.path / "summary.json").exists():
+        raise SettingError(f"{home.path} is a result and no home: `fedserver compare {home.path} --out PAGE` draws it")
     source = of_home(home)
     listener, token = serving.bind(place), new_token()
     with serving.serving(listener, place.host, Keyring(token), source):

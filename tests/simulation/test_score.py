@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +16,11 @@ from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
 from attune.common.metrics import Metrics, read_metrics
 from attune.common.plan import Profile
+from attune.fedclient.console import comparison_of
 from attune.fedclient.data.labels import is_rare
+from attune.fedclient.messages import OrderResult
+from attune.fedclient.work.comparison import newcombe
+from attune.fedclient.work.evaluation import Evaluation
 from attune.fedserver.core.ballot import score_of
 from attune.fedserver.view.homes import render_status
 
@@ -39,8 +45,24 @@ def trained(score: str | None) -> Any:
 
 
 @pytest.fixture(scope="module")
-def ranked() -> Any:
-    return trained(None)
+def evaluated() -> tuple[Any, dict[int, OrderResult]]:
+    """Return the run, and the last result of a device by its number of test events."""
+    results: dict[int, OrderResult] = {}
+    usual = Evaluation.compared
+
+    def compared(self: Evaluation, *given: Any) -> Any:
+        answer = yield from usual(self, *given)
+        results[answer[0].cases or 0] = answer[0]
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluation, "compared", compared)
+        return trained(None), results
+
+
+@pytest.fixture(scope="module")
+def ranked(evaluated: Any) -> Any:
+    return evaluated[0]
 
 
 def test_rare_events_are_scored_by_auroc_and_the_plan_says_why(ranked: Any) -> None:
@@ -69,6 +91,20 @@ def test_most_clinics_say_too_few_cases_and_the_fleet_has_an_answer(ranked: Any)
     assert {client["name"]: client["verdict"] == "too few cases" for client in ranked.summary["clients"]} == {
         name: name in SMALL for name in SITES
     }
+
+
+def test_views_have_the_pooled_effect_and_devices_say_their_areas(evaluated: Any, tmp_path: Path) -> None:
+    run, results = evaluated
+    over, gains = run.status["auroc"], [results[events].auroc_gain_alone for events in (25, 24, 23)]
+    assert over["sites"] == 3 and min(gains) <= over["gain"] <= max(gains) and over["prediction"] is None
+    assert over["interval"][0] < over["gain"] < over["interval"][1] and "AUROC alone" in render_status(run.status)
+    saved = json.loads((run.save(tmp_path / "run") / "summary.json").read_text())
+    assert saved["auroc"]["words"] == over["words"]
+    assert [sorted(client["auroc"]) == [] for client in saved["clients"]] == [False] * 3 + [True] * 5
+    assert "AUROC: too few cases (6 events)" in comparison_of(results[6])
+    low, high = newcombe(results[25].auroc_kept or 0.0, 25, 275)
+    [line] = [line for line in comparison_of(results[25]) if line.startswith("AUROC:")]
+    assert line.startswith(f"AUROC: kept {results[25].auroc_kept:.3f} ({low:.3f} to {high:.3f}), alone ") and ", p = " in line
 
 
 def test_the_score_changes_no_model_and_no_weight(ranked: Any) -> None:

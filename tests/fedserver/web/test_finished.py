@@ -53,13 +53,13 @@ def test_the_matrix_is_the_stored_one_and_rows_sum_to_one(run):
 
 
 def test_a_folder_of_results_is_refused_in_words(run):
-    with pytest.raises(SettingError, match=r"is no home of a server; `fedserver compare .* draws an exported result"):
-        show(run[1], PageAddress(), print)
+    with pytest.raises(SettingError, match=r"is a result and no home: `fedserver compare .* draws it"):
+        show(ServerHome(run[1]), PageAddress(), print)
 
 
 def test_the_command_serves_a_home_with_a_token(run):
     said = []
-    threading.Thread(target=show, args=(run[0], PageAddress(), said.append), daemon=True).start()
+    threading.Thread(target=show, args=(ServerHome(run[0]), PageAddress(), said.append), daemon=True).start()
     until(lambda: said, "the command says where")
     port, token = re.fullmatch(r"dashboard http://127\.0\.0\.1:(\d+)/\?token=(\S+)", said[0]).groups()
     shown = json.loads(Page(int(port)).ask("/api/view", token=token).text)
