@@ -243,7 +243,7 @@ def holds_learners() -> None:
 @contextlib.contextmanager
 def hosts() -> Iterator[None]:
     """Make executor "processes" fork its processes during the block."""
-    from attune.fedclient.work.processes import process_host
+    from attune.fedclient.work.processes import pipe
 
     def popen(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], **_: Any) -> Forked:
         return Forked(
@@ -251,7 +251,7 @@ def hosts() -> Iterator[None]:
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_host, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
+        patch.setattr(pipe, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
         yield
 
 

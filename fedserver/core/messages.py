@@ -135,11 +135,11 @@ class Attempted:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """An exchange of secure aggregation is over.
+    """An exchange of secure aggregation, or a question of a survey, is over.
 
     Attributes:
         now: When it was.
-        kind: Its name among the fleet's paces.
+        kind: Its name among the fleet's paces; empty: it has none.
         took: Seconds that each device needed for its answer.
         costs: For how many seconds the others waited for devices that were silent, or much slower than the fleet.
     """

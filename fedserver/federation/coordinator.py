@@ -47,6 +47,7 @@ class Coordinator:
         finished: The federation is done, or has failed.
         unusable: Something is damaged: nothing can be done before it is restored.
         error: Why it has failed.
+        account: The fleet's account of waits.
     """
 
     def __init__(self, state: FederationState, federation: str, *, one_owner: bool = False) -> None:
@@ -55,11 +56,9 @@ class Coordinator:
         self.ready, self.finished, self.unusable = asyncio.Event(), asyncio.Event(), asyncio.Event()
         state.turns.failed = self._fail
         settings, streams, fewest = state.settings, state.streams, 1 if one_owner else FEWEST_DEVICES
-        account = ExchangeAccount(settings.round, lambda: state.round, state.turns, self.handle)
-        self.secure = SecureRounds(settings.privacy, federation, streams, state.clock, state.turns, self.handle, account)
-        self.masked = MaskedSurvey(
-            settings.privacy, federation, streams, state.storage.blobs, state.executors, state.clock, account
-        )
+        self.account = account = ExchangeAccount(state, self.handle)
+        self.secure = SecureRounds(settings.privacy, federation, streams, state.turns, self.handle, account)
+        self.masked = MaskedSurvey(settings.privacy, federation, streams, state.storage.blobs, state.executors, account)
         self.planner, self._orders = Planner(state, federation, fewest, self.masked), OrderSender(state, fewest)
         self.members = Members(state, self.handle, self.planner, self._orders, self.secure, self.masked)
         self.updates = Updates(state, self.handle, self.members.excuse, self.secure)

@@ -1,21 +1,19 @@
-"""One attempt of secure aggregation on the event loop: its devices are asked, and their answers are waited for."""
+"""Questions to devices on the event loop, and waits for their answers; among them those of an attempt of secure aggregation."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from attune.common import aio
-from attune.common.config import RoundSettings
 from attune.common.exchange.messages import SecureMessage
 from attune.common.text import listed
 from attune.fedserver.core.messages import Exchanged
 from attune.fedserver.core.secure_policy import ExchangeWait
-from attune.fedserver.core.state import Round
-from attune.fedserver.federation.steps import Clock, Turns
+from attune.fedserver.federation.federation_state import FederationState
 
 if TYPE_CHECKING:
     from attune.fedserver.core.collector import Collector
@@ -24,92 +22,107 @@ LOG = logging.getLogger("fedserver")
 
 
 class ExchangeAccount:
-    """The fleet's paces and debts, as exchanges read and extend them.
+    """The fleet's paces and debts, as exchanges with devices read and extend them.
 
     Args:
-        settings: The section [round].
-        state: Returns the round, which has them.
-        turns: The queue of steps.
+        state: The state, whose round has them.
         handle: Takes an exchange in that is over.
+
+    Attributes:
+        clock: If it stands, all answers are waited for.
     """
 
-    def __init__(
-        self,
-        settings: RoundSettings,
-        state: Callable[[], Round],
-        turns: Turns,
-        handle: Callable[[Exchanged], Coroutine[Any, Any, Any]],
+    def __init__(self, state: FederationState, handle: Callable[[Exchanged], Coroutine[Any, Any, Any]]) -> None:
+        self._state, self._handle, self.clock = state, handle, state.clock
+
+    def left_s(self, wait: ExchangeWait, began: float) -> float:
+        """Return for how many seconds an exchange still waits."""
+        if not wait.pending or self.clock.stands:
+            return float(len(wait.pending))
+        now = self.clock.monotonic()
+        return began + wait.patience_s(self._state.settings.round, self._state.round, now) - now
+
+    async def close(self, wait: ExchangeWait, began: float) -> None:
+        """Note an exchange that is over."""
+        now, took = self.clock.monotonic(), wait.took if wait.kind else {}
+        costs = wait.costs(self._state.settings.round, self._state.round, now - began, now)
+        if (took or costs) and not self.clock.stands:
+            await self._state.turns.take(lambda: self._handle(Exchanged(now, wait.kind, took, costs)))
+
+
+class Waits:
+    """Waits for devices' answers, to one question at a time.
+
+    Args:
+        account: The account of waits.
+
+    Attributes:
+        moved_at: When the present wait began, monotonic.
+    """
+
+    def __init__(self, account: ExchangeAccount) -> None:
+        self.moved_at = 0.0
+        self._account, self._changed = account, asyncio.Event()
+        self._took: dict[str, float] = {}  # seconds for the answers to the present question
+
+    async def wait(
+        self, pending: Callable[[], Collection[str]], least: int, wait_s: float, ask: Callable[[str], None], kind: str = ""
     ) -> None:
-        self._settings, self._state, self._turns, self._handle = settings, state, turns, handle
+        """Ask, and wait until each device has answered, or the others are waited for no longer.
 
-    def patience_s(self, wait: ExchangeWait, now: float) -> float:
-        """Return for how many seconds from its beginning an exchange waits."""
-        return wait.patience_s(self._settings, self._state(), now)
+        Args:
+            pending: Returns the devices whose answer is missing. At first they are those to ask.
+            least: How many answers are of use.
+            wait_s: Seconds to wait at most.
+            ask: Asks a device.
+            kind: Name of the question among the fleet's paces; empty: it has none, for the next one may take far longer.
+        """
+        self.moved_at, self._took, asked = self._account.clock.monotonic(), {}, frozenset(pending())
+        for name in sorted(asked):
+            ask(name)
 
-    async def close(self, wait: ExchangeWait, waited_s: float, now: float) -> None:
-        """Note an exchange that is over after so many seconds."""
-        event = Exchanged(now, wait.kind, wait.took, wait.costs(self._settings, self._state(), waited_s, now))
-        await self._turns.take(lambda: self._handle(event))
+        def wait() -> ExchangeWait:
+            return ExchangeWait(kind, asked, frozenset(pending()), self._took, least, wait_s)
+
+        while (left_s := self._account.left_s(wait(), self.moved_at)) > 0:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with aio.timeout(None if self._account.clock.stands else left_s):
+                    await self._changed.wait()
+        await self._account.close(wait(), self.moved_at)
+
+    def came(self, name: str) -> None:
+        """Take note that a device's answer is here."""
+        self._took.setdefault(name, self._account.clock.monotonic() - self.moved_at)
+        self._changed.set()
 
 
-class Exchanger:
+class Exchanger(Waits):
     """Exchanges of the present attempt.
 
     Args:
         send: Sends a message to a device, if it is connected.
-        clock: If it stands, all answers are waited for.
-        account: The account of waits; None: exchanges wait for as long as they may.
+        account: The account of waits.
         kind: Before the names of exchanges among the fleet's paces.
 
     Attributes:
         collector: The present attempt; None: there is none, and answers are ignored.
-        moved_at: When its present exchange began, monotonic.
     """
 
-    def __init__(
-        self,
-        send: Callable[[str, SecureMessage], None],
-        clock: Clock,
-        account: ExchangeAccount | None = None,
-        kind: str = "",
-    ) -> None:
+    def __init__(self, send: Callable[[str, SecureMessage], None], account: ExchangeAccount, kind: str = "") -> None:
+        super().__init__(account)
         self.collector: Collector | None = None
-        self.moved_at = 0.0
-        self._send, self._clock, self._changed = send, clock, asyncio.Event()
-        self._account, self._kind = account, kind
-        self._took: dict[str, float] = {}  # seconds for the answers to the present exchange
+        self._send, self._kind = send, kind
 
     async def answers(self, wait_s: float) -> None:
-        """Ask, and wait until each device has answered, or the others are waited for no longer: `wait_s` at most."""
+        """Ask, and wait for the answers to the present exchange, `wait_s` at most."""
         collector = self.collector
         if collector is None:
             return
-        self.moved_at, self._took, asked = self._clock.monotonic(), {}, collector.pending
-        for name in sorted(asked):
-            self._send(name, collector.request(name))
-
-        def wait() -> ExchangeWait:
-            kind = self._kind + collector.exchange
-            return ExchangeWait(kind, asked, collector.pending, self._took, collector.least, wait_s)
-
-        while (left_s := self._left_s(wait())) > 0:
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with aio.timeout(None if self._clock.stands else left_s):
-                    await self._changed.wait()
+        kind = self._kind + collector.exchange
+        await self.wait(lambda: collector.pending, collector.least, wait_s, self.ask_again, kind)
         if missing := sorted(collector.pending):
             LOG.warning("round %d: %s: no answer of %s", collector.occasion.round, collector.exchange, listed(missing))
-        if self._account is not None and not self._clock.stands:
-            now = self._clock.monotonic()
-            await self._account.close(wait(), now - self.moved_at, now)
-
-    def _left_s(self, wait: ExchangeWait) -> float:
-        """Return for how many seconds the exchange still waits."""
-        if not wait.pending or self._clock.stands:
-            return float(len(wait.pending))
-        now = self._clock.monotonic()
-        patience_s = wait.longest_s if self._account is None else self._account.patience_s(wait, now)
-        return self.moved_at + patience_s - now
 
     def ask_again(self, name: str) -> None:
         """Ask a device again, if its answer is missing."""
@@ -125,7 +138,7 @@ class Exchanger:
         """
         try:
             if self.collector is not None and self.collector.take(name, message):
-                self._took[name] = self._clock.monotonic() - self.moved_at
+                self.came(name)
         finally:
             self._changed.set()
 
@@ -133,8 +146,7 @@ class Exchanger:
         """Take note that what a device has masked is here."""
         if self.collector is not None:
             self.collector.masked(name)
-            self._took.setdefault(name, self._clock.monotonic() - self.moved_at)
-            self._changed.set()
+            self.came(name)
 
     def drop(self, name: str, why: str) -> None:
         """Go on without a device."""

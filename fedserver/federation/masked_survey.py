@@ -8,7 +8,6 @@ the same survivors, or there is no sum.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from attune.common import aio
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMessage, StatisticsReport, StatisticsRequest
@@ -28,7 +26,6 @@ from attune.common.text import from_json, listed
 from attune.fedserver.core.scale import MaskedScales
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
-from attune.fedserver.federation.steps import Clock
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.ports.blobs import MASKED_STATISTICS, Blobs, Damaged
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
@@ -51,7 +48,6 @@ class MaskedSurvey:
         streams: Streams of the devices.
         blobs: Where the sum is kept.
         executors: The threads.
-        clock: If it stands, all answers are waited for.
         account: The fleet's account of waits.
     """
 
@@ -62,19 +58,17 @@ class MaskedSurvey:
         streams: Streams,
         blobs: Blobs,
         executors: Executors,
-        clock: Clock,
-        account: ExchangeAccount | None = None,
+        account: ExchangeAccount,
     ) -> None:
         self.on = privacy.secure_aggregation and not privacy.on_devices and not privacy.on_server
         self._minimum, self.wait_s = max(FEWEST_DEVICES, privacy.secure_devices), privacy.secure_wait_s
         self.federation = federation
-        self._streams, self._blobs, self._executors, self._clock = streams, blobs, executors, clock
-        self._exchanger = Exchanger(self._send, clock, account, "statistics ")
+        self._streams, self._blobs, self._executors = streams, blobs, executors
+        self._exchanger = Exchanger(self._send, account, "statistics ")
         self._turn = asyncio.Lock()
         self._question = StatisticsRequest("")
         self._told = set[str]()  # devices that know the question on their present stream
         self._awaited, self._refused = set[str](), dict[str, str]()
-        self._all_here = asyncio.Event()
         self.common = MaskedScales()  # by which the plan scales data
         self._number = b""  # sum of what the devices of this attempt have masked
 
@@ -196,13 +190,8 @@ class MaskedSurvey:
     async def _asked(self, layout: MaskedLayout, names: set[str], wait_s: float) -> dict[str, str]:
         """Tell devices what is to be summed, and return why some of them take no part."""
         self._question = StatisticsRequest(secrets.token_hex(8), layout_json=msgspec.json.encode(layout))
-        self._awaited, self._refused, self._told = set(names), {}, set(names)
-        self._all_here.clear()
-        for name in sorted(names):
-            self._streams.send(name, self._question)
-        with contextlib.suppress(TimeoutError):
-            async with aio.timeout(None if self._clock.stands else wait_s):
-                await self._all_here.wait()
+        self._awaited, self._refused = set(names), {}
+        await self._exchanger.wait(lambda: self._awaited, self._minimum, wait_s, self._ask)
         silent = dict.fromkeys(self._awaited, "it did not answer in time")
         self._awaited = set()
         return self._refused | silent
@@ -225,19 +214,21 @@ class MaskedSurvey:
     def _allows(self, name: str) -> bool:
         return self._streams.can(name, MASKED)
 
+    def _ask(self, name: str) -> None:
+        self._told.add(name)
+        self._streams.send(name, self._question)
+
     def _send(self, name: str, message: SecureMessage) -> None:
         """Send a message, and before it the question, if the device does not know it on this stream."""
         if name not in self._told and self._streams.get(name) is not None:
-            self._told.add(name)
-            self._streams.send(name, self._question)
+            self._ask(name)
         self._streams.send(name, message)
 
     def connected(self, name: str) -> None:
         """Ask a device again that has a new stream."""
         self._told.discard(name)
         if name in self._awaited:
-            self._told.add(name)
-            self._streams.send(name, self._question)
+            self._ask(name)
         self._exchanger.ask_again(name)
 
     def answered(self, name: str, message: SecureMessage) -> None:
@@ -255,9 +246,8 @@ class MaskedSurvey:
         if report.id != self._question.id:
             return
         collector = self._exchanger.collector
-        if name in self._awaited:
-            self._reported(name, report.refused)
-        elif collector is not None and report.refused:
+        self._reported(name, report.refused)
+        if collector is not None and report.refused:
             self._exchanger.drop(name, report.refused)
         elif collector is not None and collector.exchange == "masked" and name in collector.pending and report.masked:
             if len(report.masked) != len(self._number):
@@ -267,8 +257,7 @@ class MaskedSurvey:
             self._exchanger.masked(name)
 
     def _reported(self, name: str, refused: str) -> None:
-        self._awaited.discard(name)
-        if refused:
-            self._refused[name] = refused
-        if not self._awaited:
-            self._all_here.set()
+        if name in self._awaited:
+            self._awaited.discard(name)
+            self._refused |= {name: refused} if refused else {}
+            self._exchanger.came(name)

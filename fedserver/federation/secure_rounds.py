@@ -18,7 +18,7 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.text import listed
 from attune.fedserver.core.messages import Attempted, OrderId, Record
 from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
-from attune.fedserver.federation.steps import Clock, Turns
+from attune.fedserver.federation.steps import Turns
 from attune.fedserver.federation.streams import Streams
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ class SecureRounds:
         privacy: The section [privacy]. Without secure aggregation all of this does nothing.
         federation: The federation, as in the plan.
         streams: Streams of the devices.
-        clock: If it stands, all answers are waited for.
         turns: The queue of steps.
         handle: Tells the round which attempt is made, and its survivors once they are fixed. It is durable then.
         account: The fleet's account of waits.
@@ -73,16 +72,15 @@ class SecureRounds:
         privacy: PrivacySettings,
         federation: str,
         streams: Streams,
-        clock: Clock,
         turns: Turns,
         handle: Handle,
-        account: ExchangeAccount | None = None,
+        account: ExchangeAccount,
     ) -> None:
         self.on, self._minimum, self._wait_s = privacy.secure_aggregation, privacy.secure_devices, privacy.secure_wait_s
         self.clip = privacy.secure_clip
         self._federation, self._spare, self._same_cohort = federation, privacy.secure_spare, privacy.same_cohort
-        self._clock, self._turns, self._handle = clock, turns, handle
-        self._exchanger = Exchanger(lambda name, message: streams.send(name, message), clock, account)
+        self._clock, self._turns, self._handle = account.clock, turns, handle
+        self._exchanger = Exchanger(lambda name, message: streams.send(name, message), account)
 
     def __repr__(self) -> str:
         return f"SecureRounds({self._exchanger.collector})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -11,17 +10,17 @@ from typing import TypeVar
 
 import msgspec
 
-from attune.common import aio
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
-from attune.common.plan import Profile
+from attune.common.plan import FEWEST_DEVICES, Profile
 from attune.common.privacy.noisy_statistics import NoisySums
 from attune.common.protocol import NOISY_STATISTICS, STATISTICS
 from attune.common.site_statistics import MOST_COLUMNS, SiteSketches, SiteSums
 from attune.common.text import clean, from_json
+from attune.fedserver.federation.exchanger import ExchangeAccount, Waits
 from attune.fedserver.federation.masked_survey import MaskedSurvey
-from attune.fedserver.federation.streams import Stream, Streams
+from attune.fedserver.federation.streams import Streams
 from attune.fedserver.surveys.fleet_statistics import (
     FleetStatistics,
     centres_of,
@@ -35,7 +34,6 @@ from attune.fedserver.surveys.noisy_fleet import NoisyQuestions, noisy_fleet
 
 T = TypeVar("T")
 LONGEST_S = 600.0
-ASK_AGAIN_S = 0.2  # between two looks whether devices have new streams
 TOO_OLD = "its fedclient is too old to answer: update it"
 TOO_MUCH = "the answers of all devices together are too large: ask for fewer columns (--columns)"
 MOST_BYTES = 256 << 20  # of the answers in one pass
@@ -57,21 +55,26 @@ class Survey:
     Args:
         streams: Streams of the connected devices.
         private: Why statistics are not asked for; empty: they are.
+        account: The fleet's account of waits.
         masked: The masked sum, which takes the place of all of this under secure aggregation.
         noisy: What is asked for with noise, in the place of all of this if privacy.statistics_epsilon is set.
     """
 
     def __init__(
-        self, streams: Streams, private: str, masked: MaskedSurvey | None = None, noisy: NoisyQuestions | None = None
+        self,
+        streams: Streams,
+        private: str,
+        account: ExchangeAccount,
+        masked: MaskedSurvey | None = None,
+        noisy: NoisyQuestions | None = None,
     ) -> None:
-        self._streams, self._private = streams, private
+        self._streams, self._private, self._waits = streams, private, Waits(account)
         self._noisy = noisy if noisy is not None and noisy.privacy.statistics_epsilon is not None else None
         self._masked = masked if masked is not None and masked.on else None
         self._turn = asyncio.Lock()
-        self._id, self._awaited = "", set[str]()
+        self._id, self._awaited, self._question = "", set[str](), StatisticsRequest("")
         self._reports: dict[str, StatisticsReport] = {}
         self._bytes = 0
-        self._all_here = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"Survey(awaits {len(self._awaited)}, has {len(self._reports)})"
@@ -81,7 +84,7 @@ class Survey:
 
         Args:
             columns: Names of the columns that are meant; empty: all.
-            patience_s: For how long each pass waits for answers.
+            patience_s: For how long each pass waits for answers at most.
 
         Raises:
             SettingError: The settings have privacy, or the question cannot be.
@@ -115,6 +118,14 @@ class Survey:
             )
             return await asyncio.to_thread(fleet_statistics, sites, sketches, profiles, without | refused)
 
+    def connected(self, name: str) -> None:
+        """Ask a device again that has a new stream, such as one that has rested."""
+        if name in self._awaited:
+            self._ask(name)
+
+    def _ask(self, name: str) -> None:
+        self._streams.send(name, self._question)
+
     def answered(self, name: str, report: StatisticsReport) -> None:
         """Take in the answer of a device. An answer that was not asked for is dropped."""
         if self._masked is not None:
@@ -124,8 +135,7 @@ class Survey:
         self._awaited.discard(name)
         self._bytes += len(report.report_json)
         self._reports[name] = report if self._bytes <= MOST_BYTES else StatisticsReport(report.id, refused=TOO_MUCH)
-        if not self._awaited:
-            self._all_here.set()
+        self._waits.came(name)
 
     async def _noisy_run(self, noisy: NoisyQuestions, columns: Sequence[str], patience_s: float) -> FleetStatistics:
         """Ask the connected devices for sums with noise, in one pass."""
@@ -155,18 +165,8 @@ class Survey:
     ) -> tuple[dict[str, T], dict[str, str]]:
         """Ask these devices, and return the answers that come in time and pass the check, and why others have none."""
         self._id, self._awaited, self._reports, self._bytes = secrets.token_hex(8), set(names), {}, 0
-        self._all_here.clear()
-        asked: dict[str, Stream | None] = {}
-        with contextlib.suppress(TimeoutError):
-            async with aio.timeout(patience_s if names else 0):
-                while not self._all_here.is_set():
-                    for name in self._awaited:  # again on a new stream, such as that of a device which has rested
-                        if asked.get(name) is not (stream := self._streams.get(name)):
-                            self._streams.send(name, replace(question, id=self._id))
-                        asked[name] = stream
-                    with contextlib.suppress(TimeoutError):
-                        async with aio.timeout(ASK_AGAIN_S):
-                            await self._all_here.wait()
+        self._question = replace(question, id=self._id)
+        await self._waits.wait(lambda: self._awaited, FEWEST_DEVICES, patience_s, self._ask)
         silent, self._awaited = dict.fromkeys(self._awaited, SILENT), set()
         answers, refused = await asyncio.to_thread(_read, self._reports, form, check)
         return answers, refused | silent

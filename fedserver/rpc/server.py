@@ -145,7 +145,7 @@ class GrpcServer:
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
         resolved, masked = state.settings, coordinator.masked
         noisy = NoisyQuestions(masked.federation, resolved.privacy, resolved.data)
-        survey = Survey(state.streams, without_statistics(resolved.privacy), masked, noisy)
+        survey = Survey(state.streams, without_statistics(resolved.privacy), coordinator.account, masked, noisy)
         federation = FederationService(members, updates, registrar, pulses, survey, state.turns)
         self._direct = DirectTransfers(direct, state.book, updates) if direct is not None else None
         transfers = BlobService(state.book, storage.blobs, updates, executors, pulses, state.activity, self._direct)

@@ -157,6 +157,7 @@ class FederationService:
     async def _listen(self, watched: WatchedStream, context: grpc.aio.ServicerContext) -> None:
         """Read what the device says until it hangs up, which ends the stream."""
         stream, pulse = watched.stream, watched.pulse
+        self._survey.connected(stream.name)
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 pulse.heard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,46 +12,46 @@ import pytest
 import attune
 from attune.common.errors import SettingError
 
-USUAL = {"model.name": "mlr", "method.name": "fedavg", "round.rounds": 2, "round.analytic": "off", "train.local_epochs": 1}
+USUAL = {
+    "model.name": "mlr", "method.name": "fedavg", "round.rounds": 2, "round.analytic": "off", "train.local_epochs": 1,
+    "data.classes": [0, 1], "privacy.devices": 6, "privacy.noise": 1.0, "privacy.insecure_seed": 1,
+}  # fmt: skip
+NEEDED = {"privacy.secure_aggregation"}  # refusals may name it in place of the feature that needs it
 FEATURES: dict[str, dict[str, Any]] = {
     "privacy.secure_aggregation": {"privacy.secure_aggregation": True},
-    'privacy.unit = "client"': {
-        "privacy.unit": "client", "privacy.devices": 6, "privacy.noise": 1.0, "privacy.insecure_seed": 1,
-        "data.classes": [0, 1],
-    },
-    'privacy.unit = "example"': {"privacy.unit": "example", "privacy.noise": 1.0, "privacy.insecure_seed": 1},
+    **{f'privacy.unit = "{unit}"': {"privacy.unit": unit} for unit in ("client", "example", "group")},
+    "privacy.same_cohort": {"privacy.secure_aggregation": True, "privacy.same_cohort": True},
+    "survival": {"data.task": "survival", "data.classes": []},
     'round.mode = "buffered"': {"round.mode": "buffered", "round.buffer": 5},
-    'method.embedding = "device"': {"method.name": "pfedhn", "method.embedding": "device"},
-    'method.embedding = "described"': {"method.name": "pfedhn", "method.embedding": "described"},
+    **{f'method.embedding = "{kind}"': {"method.name": "pfedhn", "method.embedding": kind} for kind in ("device", "described")},
     "method analytic": {"method.name": "analytic", "model.name": "closed-form"},
-    "method ditto": {"method.name": "ditto"},
-    "method fedamp": {"method.name": "fedamp"},
+    **{f"method {name}": {"method.name": name} for name in ("ditto", "fedamp")},
     "round.patience": {"round.patience": 1, "train.validation": 0.2},
     "method.dial": {"method.name": "fedmcsa", "method.dial": True},
-    "method.robust": {"method.robust": "median"},
-    "method.bound_change": {"method.bound_change": 3.0},
-    "method.bound_samples": {"method.bound_samples": 5.0},
-    "method.shared_optimiser": {"method.shared_optimiser": "adam"},
-    "round.analytic": {"round.analytic": "auto"},
-    "round.take_back": {"round.take_back": 10.0},
     'round.train = "all"': {"round.train": "all", "round.clients": 5},
-    "round.adapt_rounds": {"round.adapt_rounds": 1},
     "round.over_selection": {"round.over_selection": 0.2, "round.clients": 5},
-    "round.quorum": {"round.quorum": 5},
-    "round.replace_after_s": {"round.replace_after_s": 5.0},
-    "round.attackers": {"round.attackers": 0.1},
-    "round.encoding": {"round.encoding": "int8"},
-    "round.served": {"round.served": "zstd"},
     "server.max_update_norm": {"server.max_update_norm": 1e6},
     "train.score_after": {"train.score_after": [1]},
-    "train.mixed_precision": {"train.mixed_precision": "bf16"},
 }  # fmt: skip
+SINGLE = {
+    "method.robust": "median", "method.bound_change": 3.0, "method.bound_samples": 5.0, "method.shared_optimiser": "adam",
+    "round.analytic": "auto", "round.take_back": 10.0, "round.adapt_rounds": 1, "round.quorum": 5, "round.replace_after_s": 5.0,
+    "round.attackers": 0.1, "round.encoding": "int8", "round.served": "zstd", "train.mixed_precision": "bf16",
+}  # fmt: skip
+FEATURES |= {name: {name: value} for name, value in SINGLE.items()}
 
 
 @pytest.fixture(scope="module")
-def shards() -> dict[str, Any]:
-    rng = np.random.default_rng(3)
-    return {f"site-{n}": (rng.random((24, 3, 3, 1), dtype=np.float32), np.arange(24) % 2) for n in range(6)}
+def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
+    """Return the folders of six sites for each task, whose samples are of groups of three."""
+    rng, shards, y = np.random.default_rng(3), dict[str, dict[str, Path]](), np.arange(24) % 2
+    for task in ("classes", "survival"):
+        shards[task] = {f"site-{n}": tmp_path_factory.mktemp(f"{task}-{n}") for n in range(6)}
+        for folder in shards[task].values():
+            x, values = rng.random((24, 3, 3, 1), dtype=np.float32), y if task == "classes" else np.c_[1 + rng.random(24), y]
+            np.savez(folder / "train.npz", x=x, y=values, person=np.arange(24) // 3)
+            (folder / "meta.json").write_text(f'{{"task": "{task}", "groups": "person"}}')
+    return shards
 
 
 def both(one: str, other: str) -> dict[str, Any] | None:
@@ -61,13 +62,14 @@ def both(one: str, other: str) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize("one", FEATURES)
-def test_each_pair_of_features_runs_or_is_refused_with_both_names(one: str, shards: dict[str, Any]) -> None:
+def test_each_pair_of_features_runs_or_is_refused_with_both_names(one: str, shards: dict[str, dict[str, Path]]) -> None:
     for first, other in combinations(FEATURES, 2):
         if first != one or (settings := both(one, other)) is None:
             continue
         try:
-            attune.simulate(shards, seed=1, settings=settings, progress=False)
+            attune.simulate(shards[settings.get("data.task", "classes")], seed=1, settings=settings, progress=False)
         except SettingError as error:
             for feature in (one, other):
-                names = feature.partition(" = ")[0], f"method {FEATURES[feature].get('method.name')}"
+                settings, name = FEATURES[feature], feature.partition(" = ")[0]
+                names = name, f"method {settings.get('method.name')}", *settings.keys() & NEEDED
                 assert any(name in str(error) for name in names), (one, other)

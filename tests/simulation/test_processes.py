@@ -20,7 +20,7 @@ from attune.common.config import merge
 from attune.common.errors import FederationFailed, HomeMismatch, SettingError
 from attune.common.plan import ModelSpec
 from attune.fedclient.model.artifact import read_info
-from attune.fedclient.work.processes import process_host
+from attune.fedclient.work.processes import pipe, process_host
 from attune.fedclient.work.processes.pipe import receive, send
 from attune.simulation.result import SimulationResult
 from tests.e2e.hosted import host as hosted
@@ -150,7 +150,7 @@ def test_models_that_only_this_process_knows_are_refused() -> None:
 
 
 def test_the_program_of_such_a_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_host, "subprocess", subprocess)
+    monkeypatch.setattr(pipe, "subprocess", subprocess)
     started = process_host.ProcessHost()
     assert started.emptied() and started.life == 1
     os.kill(started.pid, signal.SIGKILL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from attune.common.config import PrivacySettings
+from attune.common.config import PrivacySettings, RoundSettings
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMessage, StatisticsReport, StatisticsRequest
 from attune.common.protocol import MASKED, MASKED_SCALE
@@ -22,9 +22,15 @@ from attune.fedclient.gate import Gate
 from attune.fedclient.home import Identity
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import MemoryStore
+from attune.fedserver.core.messages import Attempted, Exchanged
+from attune.fedserver.core.phases import Rules
+from attune.fedserver.core.policy import Synchronous
+from attune.fedserver.core.round import step
+from attune.fedserver.core.state import Round
 from attune.fedserver.executors import InlineExecutors
+from attune.fedserver.federation.exchanger import ExchangeAccount
 from attune.fedserver.federation.masked_survey import MaskedSurvey
-from attune.fedserver.federation.steps import Clock
+from attune.fedserver.federation.steps import Clock, Turns
 from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.simulation.in_process import InlineWorker
@@ -47,6 +53,27 @@ def tables(names: Sequence[str] = NAMES) -> dict[str, tuple[np.ndarray, np.ndarr
         )
         for number, name in enumerate(names)
     }
+
+
+class Accounted:
+    """What an account of waits needs of a federation: its round, which takes exchanges in."""
+
+    def __init__(self, names: Collection[str] = NAMES) -> None:
+        settings, self.turns, self.clock = RoundSettings(grace_s=0.5), Turns(), Clock()
+        self.settings, self.round = SimpleNamespace(round=settings), Round(connected=frozenset(names))
+        self.rules = Rules(settings, Synchronous(settings, 0, secure=True))
+        self.attempted, self.exchanged = list[Attempted](), list[Exchanged]()
+        self.account = ExchangeAccount(cast(Any, self), self.note)
+
+    @property
+    def charged(self) -> list[tuple[str, list[str]]]:
+        """The exchanges in which devices made others wait, with these devices."""
+        return [(event.kind, list(event.costs)) for event in self.exchanged if event.costs]
+
+    async def note(self, event: Attempted | Exchanged) -> bool:
+        self.round = step(self.rules, self.round, event).state
+        (self.attempted if isinstance(event, Attempted) else self.exchanged).append(event)  # type: ignore[attr-defined]
+        return False
 
 
 class MaskedSite:
@@ -89,8 +116,8 @@ class MaskedFleet:
 
     def begin(self) -> None:
         """Begin a process of the server with what is durable alone."""
-        self.streams = Streams()
-        self.survey = MaskedSurvey(self.privacy, "fed", self.streams, self.blobs, InlineExecutors(), Clock())
+        self.streams, self.books = Streams(), Accounted()
+        self.survey = MaskedSurvey(self.privacy, "fed", self.streams, self.blobs, InlineExecutors(), self.books.account)
         for name, site in self.sites.items():
             known = (MASKED, MASKED_SCALE) if site.options.disclose else ()
             self.streams.enter(Stream(name, site.shard.profile, known=known))

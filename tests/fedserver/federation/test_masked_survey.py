@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -68,17 +69,21 @@ def test_the_server_has_no_sum_of_one_device_and_masked_numbers_look_random() ->
         assert np.square(counts - len(number) / 256).sum() / (len(number) / 256) < 400, "chi-square, 255 degrees of freedom"
 
 
-@pytest.mark.parametrize("exchange", ["keys", "shares", "masked"])
-def test_a_device_that_falls_silent_is_left_out_of_the_sum(exchange: str) -> None:
-    shown = aio.run(MaskedFleet(change=silent(exchange, "site5")).run(wait_s=SHORT))
-    assert (shown.devices, shown.samples) == (5, 120)
-    assert shown.columns["column 1"].mean == pytest.approx(joined(NAMES[:5], 0).mean(), rel=1e-13)
-    assert shown.without == {"site5": masked_survey.CAME_LATER}
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_device_that_falls_silent_is_left_out_of_the_sum_until_it_has_handed_in(exchange: str) -> None:
+    shown, later = aio.run(MaskedFleet(change=silent(exchange, "site5")).run(wait_s=SHORT)), exchange in EXCHANGES[3:]
+    assert (shown.devices, shown.samples) == ((6, 144) if later else (5, 120))
+    assert shown.columns["column 1"].mean == pytest.approx(joined(NAMES[: 5 + later], 0).mean(), rel=1e-13)
+    assert shown.without == ({} if later else {"site5": masked_survey.CAME_LATER})
 
 
-@pytest.mark.parametrize("exchange", ["survivors", "unmasking"])
-def test_a_device_that_falls_silent_later_counts(exchange: str) -> None:
-    assert aio.run(MaskedFleet(change=silent(exchange, "site5")).run(wait_s=SHORT)).devices == 6
+async def test_a_device_that_was_silent_to_the_question_is_not_waited_for_again() -> None:
+    began, lost, questions = time.monotonic(), silent("keys", "site2", "site3", "site4"), StatisticsRequest
+    fleet = MaskedFleet(change=lambda name, one: None if (name, type(one)) == ("site5", questions) else lost(name, one))
+    for _ in range(2):
+        with pytest.raises(SettingError, match="2 of 5 devices have sent keys"):
+            await fleet.run(wait_s=SHORT)
+    assert fleet.books.charged == [("", ["site5"])] and time.monotonic() - began < 4 * SHORT
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

@@ -9,43 +9,26 @@ from typing import Any
 import pytest
 
 from attune.common import aio
-from attune.common.config import PrivacySettings, RoundSettings
+from attune.common.config import PrivacySettings
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMessage
-from attune.fedserver.core.messages import Attempted, Exchanged, OrderId, Record
-from attune.fedserver.core.phases import Rules
-from attune.fedserver.core.policy import Synchronous
-from attune.fedserver.core.round import step
-from attune.fedserver.core.state import Round
-from attune.fedserver.federation.exchanger import ExchangeAccount
+from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.federation.secure_rounds import SecureRounds, UnmaskedSum
-from attune.fedserver.federation.steps import Clock, Turns
-from attune.fedserver.federation.streams import Streams
 from tests.common.secure.cohort import FEDERATION, NAMES, Cohort
+from tests.fedserver.federation.masked_fleet import Accounted
 
 PRIVACY = PrivacySettings(secure_aggregation=True, secure_devices=3, secure_wait_s=0.3)
+LATER = ("survivors", "unmasking")
 
 
-class Site:
+class Site(Accounted):
     """Devices that answer at once, or not at all from an exchange on, on a server's streams."""
 
     def __init__(self, silent: dict[str, str] | None = None, privacy: PrivacySettings = PRIVACY) -> None:
+        super().__init__(NAMES)
         self.cohort, self.silent = Cohort(), silent or {}
-        self.noted: list[Attempted] = []
-        self.exchanged: list[Exchanged] = []
         self.asked: list[tuple[str, str]] = []
-        settings, turns = RoundSettings(grace_s=0.5), Turns()
-        self.rules, self.state = Rules(settings, Synchronous(settings, 0, secure=True)), Round(connected=frozenset(NAMES))
-        account = ExchangeAccount(settings, lambda: self.state, turns, self._note)
-        self.rounds = SecureRounds(privacy, FEDERATION, self, Clock(), turns, self._note, account)  # type: ignore[arg-type]
-
-    async def _note(self, event: Attempted | Exchanged) -> bool:
-        self.state = step(self.rules, self.state, event).state
-        if isinstance(event, Attempted):
-            self.noted.append(event)
-        else:
-            self.exchanged.append(event)
-        return False
+        self.rounds = SecureRounds(privacy, FEDERATION, self, self.turns, self.note, self.account)  # type: ignore[arg-type]
 
     def send(self, name: str, message: SecureMessage) -> None:
         """Take the place of `Streams.send`: the device answers in the next step of the loop."""
@@ -75,20 +58,13 @@ def test_a_round_is_summed_and_its_survivors_are_noted_before_they_are_asked() -
     site = Site()
     outcome = aio.run(site.sum())
     assert (outcome.refused, outcome.attempt, outcome.survivors) == ("", 1, frozenset(NAMES))
-    assert [(event.attempt, event.fixed is not None) for event in site.noted] == [(1, False), (1, True)]
+    assert [(event.attempt, event.fixed is not None) for event in site.attempted] == [(1, False), (1, True)]
 
 
-@pytest.mark.parametrize("exchange", ["keys", "shares", "masked"])
-def test_a_silent_device_is_left_out_after_the_wait(exchange: str) -> None:
-    site = Site({"flo": exchange})
-    outcome = aio.run(site.sum())
-    assert (outcome.refused, outcome.survivors) == ("", frozenset(NAMES) - {"flo"})
-
-
-@pytest.mark.parametrize("exchange", ["survivors", "unmasking"])
-def test_a_device_that_falls_silent_later_still_counts(exchange: str) -> None:
+@pytest.mark.parametrize("exchange", ["keys", "shares", "masked", "survivors", "unmasking"])
+def test_a_silent_device_is_left_out_after_the_wait_and_counts_once_it_has_handed_in(exchange: str) -> None:
     outcome = aio.run(Site({"flo": exchange}).sum())
-    assert (outcome.refused, outcome.survivors) == ("", frozenset(NAMES))
+    assert (outcome.refused, outcome.survivors) == ("", frozenset(NAMES[:6] if exchange in LATER else NAMES[:5]))
 
 
 @pytest.mark.parametrize(("exchange", "attempts"), [("keys", 3), ("masked", 3), ("survivors", 1), ("unmasking", 1)])
@@ -97,7 +73,7 @@ def test_too_few_answers_end_the_round_without_a_sum(exchange: str, attempts: in
     outcome = aio.run(site.sum())
     assert "3 of 6 devices" in outcome.refused
     assert outcome.survivors == frozenset()
-    assert {event.attempt for event in site.noted} == set(range(1, attempts + 1)), "none after the survivors are fixed"
+    assert {event.attempt for event in site.attempted} == set(range(1, attempts + 1)), "none after the survivors are fixed"
 
 
 async def test_a_restarted_server_begins_again_or_goes_on_with_the_survivors() -> None:
@@ -108,7 +84,7 @@ async def test_a_restarted_server_begins_again_or_goes_on_with_the_survivors() -
     assert (outcome.attempt, outcome.survivors) == (2, frozenset(NAMES))
     assert all(site.cohort.states[name].root != before[name].root for name in NAMES)
     site.asked.clear()
-    again = await site.sum(Record(attempt=2, fixed=site.noted[-1].fixed))
+    again = await site.sum(Record(attempt=2, fixed=site.attempted[-1].fixed))
     assert again == outcome
     assert {exchange for _, exchange in site.asked} == {"survivors", "unmasking"}
     later = await site.sum(Record(attempt=2))
@@ -121,9 +97,8 @@ async def test_a_silent_device_is_waited_for_once_and_is_not_in_the_next_cohort(
     assert (await site.sum()).refused == ""
     site.cohort, site.silent = Cohort(), {"flo": exchanges[1]}
     assert (await site.sum()).refused == ""
-    charged = [(event.kind, list(event.costs)) for event in site.exchanged if event.costs]
-    assert charged == [(exchanges[0], ["flo"])], "in debt, it is asked, and nobody waits for it"
-    assert site.rules.policy.ask(site.state).cohort == NAMES[:5]
+    assert site.charged == [(exchanges[0], ["flo"])], "in debt, it is asked, and nobody waits for it"
+    assert site.rules.policy.ask(site.round).cohort == NAMES[:5]
 
 
 @pytest.mark.parametrize("revoked", [False, True])
@@ -166,7 +141,7 @@ def test_masked_updates_are_awaited_in_their_exchange_alone() -> None:
 
 
 def test_messages_outside_of_an_exchange_are_ignored() -> None:
-    rounds = SecureRounds(PRIVACY, FEDERATION, Streams(), Clock(), Turns(), Site()._note)  # type: ignore[arg-type]
+    rounds = Site().rounds
     rounds.answered("ada", SecureMessage("train-7-ada", 1, "keys"))
     rounds.connected("ada")
     rounds.drop("ada", "gone")

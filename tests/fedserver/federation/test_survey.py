@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.federation.survey import SILENT, TOO_MUCH, TOO_OLD, Survey, without_statistics
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
+from tests.fedserver.federation.masked_fleet import Accounted
 
 PROFILE = Profile("tabular", (1,), ["no", "yes"], 10, 2, column_names=["age"])
 NOISY = NoisySums(12, 2.0, [5.0, 7.5])
@@ -49,12 +51,14 @@ def surveyed(
     known: tuple[str, ...] = (STATISTICS, NOISY_STATISTICS),
     patience_s: float = 5.0,
     noisy: NoisyQuestions | None = None,
+    books: Accounted | None = None,
 ) -> FleetStatistics:
     """Return the statistics of five honest devices and of Eve, who answers so, or not at all."""
 
     async def run() -> FleetStatistics:
         streams = Streams()
-        fleet = Survey(streams, "" if noisy is None else without_statistics(noisy.privacy), noisy=noisy)
+        private = "" if noisy is None else without_statistics(noisy.privacy)
+        fleet = Survey(streams, private, (books or Accounted()).account, noisy=noisy)
         answers: dict[str, Answer | None] = dict.fromkeys((f"d{number}" for number in range(5)), honest)
         answers["eve"] = odd
         for name in answers:
@@ -88,7 +92,6 @@ def test_all_answers_are_added_up() -> None:
 @pytest.mark.parametrize(
     ("odd", "why"),
     [
-        (None, SILENT),
         (lambda question: StatisticsReport("another", msgspec.json.encode(SUMS)), SILENT),
         (lambda question: StatisticsReport(question.id, b"{"), "its answer cannot be read"),
         (lambda question: StatisticsReport(question.id, b'{"samples":-1}'), "its answer cannot be read"),
@@ -101,21 +104,22 @@ def test_all_answers_are_added_up() -> None:
     ],
 )
 def test_a_device_that_answers_wrongly_is_left_out_by_name(odd: Answer | None, why: str) -> None:
-    found = surveyed(odd, patience_s=0.3)
+    found = surveyed(odd, patience_s=2.0)
     assert found.devices == 5 and found.without == {"eve": why}
 
 
 def test_a_device_that_has_a_new_stream_meanwhile_is_asked_again() -> None:
     async def run() -> FleetStatistics:
         streams = Streams()
-        fleet = Survey(streams, "")
+        fleet = Survey(streams, "", Accounted().account)
         for name in "abcde":
             streams.enter(Stream(name, PROFILE, known=(STATISTICS,)))
         asked = asyncio.create_task(fleet.run((), 5.0))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         for name in "abcde":
             stream = Stream(name, PROFILE, known=(STATISTICS,))
             streams.enter(stream)  # what was sent on the stream before is lost
+            fleet.connected(name)
             for _ in range(2):
                 asyncio.create_task(_answers(fleet, name, stream))  # noqa: RUF006
         return await asked
@@ -131,8 +135,19 @@ async def _answers(fleet: Survey, name: str, stream: Stream) -> None:
     fleet.answered(name, report)
 
 
-def test_an_older_device_is_not_asked() -> None:
-    assert surveyed(None, known=()).without == {"eve": TOO_OLD}
+@pytest.mark.parametrize("noisy", [None, ASKS])
+def test_a_device_that_was_silent_in_a_survey_is_not_waited_for_in_the_next(noisy: NoisyQuestions | None) -> None:
+    books = Accounted()
+    for _ in range(4):
+        assert surveyed(None, patience_s=2.0, noisy=noisy, books=books).without == {"eve": SILENT}
+    assert books.charged == [("", ["eve"])]
+    assert surveyed(honest, noisy=noisy, books=books).without == {}, "in debt, it is asked all the same"
+
+
+@pytest.mark.parametrize(("known", "noisy"), [((), None), ((STATISTICS,), ASKS)])
+def test_an_older_device_is_not_asked(known: tuple[str, ...], noisy: NoisyQuestions | None) -> None:
+    """It would not know the layout of noisy statistics, and would answer without noise."""
+    assert surveyed(None, known=known, noisy=noisy).without == {"eve": TOO_OLD}
 
 
 def test_answers_that_are_too_large_together_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,22 +158,14 @@ def test_answers_that_are_too_large_together_are_left_out(monkeypatch: pytest.Mo
 
 
 def test_an_answer_without_a_question_is_dropped() -> None:
-    fleet = Survey(Streams(), "")
+    fleet = Survey(Streams(), "", Accounted().account)
     fleet.answered("eve", StatisticsReport("", b"{}"))
     assert "has 0" in repr(fleet)
 
 
-@pytest.mark.parametrize("privacy", [PrivacySettings(unit="example"), PrivacySettings(unit="client")])
-def test_beside_noise_the_question_is_refused(privacy: PrivacySettings) -> None:
-    why = without_statistics(privacy)
-    assert "privacy." in why
-    with pytest.raises(SettingError, match="privacy"):
-        aio.run(Survey(Streams(), why).run((), 1.0))
-
-
 def test_a_column_that_no_device_has_is_an_error() -> None:
     with pytest.raises(SettingError, match="no connected device has a column 'height'"):
-        aio.run(Survey(Streams(), "").run(("height",), 1.0))
+        aio.run(Survey(Streams(), "", Accounted().account).run(("height",), 1.0))
 
 
 def test_noisy_answers_are_added_up_with_their_error() -> None:
@@ -167,28 +174,14 @@ def test_noisy_answers_are_added_up_with_their_error() -> None:
     assert seen.noise is not None and seen.noise.error == 2 * 6**0.5 and seen.without == {}
 
 
-@pytest.mark.parametrize(
-    ("odd", "why"),
-    [
-        (
-            lambda question: StatisticsReport(question.id, msgspec.json.encode(NoisySums(12, 2.0, [5.0]))),
-            "not those of the data",
-        ),
-        (lambda question: StatisticsReport(question.id, msgspec.json.encode(SUMS)), "cannot be read"),
-        (lambda question: StatisticsReport(question.id, refused="its privacy budget is spent"), "budget is spent"),
-    ],
-)
-def test_a_device_without_a_noisy_answer_is_excused(odd: Answer, why: str) -> None:
-    seen = surveyed(odd, noisy=ASKS)
-    assert seen.devices == 5 and why in seen.without["eve"] and seen.classes == {"no": 25, "yes": 38}
+def test_a_device_without_a_noisy_answer_is_excused() -> None:
+    short = msgspec.json.encode(NoisySums(12, 2.0, [5.0]))
+    seen = surveyed(lambda question: StatisticsReport(question.id, short), noisy=ASKS)
+    assert seen.devices == 5 and "not those of the data" in seen.without["eve"] and seen.classes == {"no": 25, "yes": 38}
 
 
-def test_a_device_that_knows_no_noise_is_not_asked() -> None:
-    """It would not know the layout, and would answer without noise."""
-    assert surveyed(None, known=(STATISTICS,), noisy=ASKS).without == {"eve": TOO_OLD}
-
-
-def test_the_refusal_names_the_setting_that_allows_noisy_statistics() -> None:
-    assert "set privacy.statistics_epsilon" in without_statistics(PrivacySettings(unit="group"))
-    assert "privacy.clip bounds" in without_statistics(PrivacySettings(unit="client"))
+@pytest.mark.parametrize(("unit", "why"), [("group", "set privacy.statistics_epsilon"), ("client", "privacy.clip bounds")])
+def test_beside_noise_a_refusal_names_the_setting_that_allows_noisy_statistics(unit: Any, why: str) -> None:
+    with pytest.raises(SettingError, match=why):
+        aio.run(Survey(Streams(), without_statistics(PrivacySettings(unit=unit)), Accounted().account).run((), 1.0))
     assert without_statistics(PrivacySettings()) == ""
