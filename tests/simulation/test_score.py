@@ -88,9 +88,7 @@ def test_most_clinics_say_too_few_cases_and_the_fleet_has_an_answer(ranked: Any)
     assert not [key for name in SMALL for key in told[name] if key.startswith(numbers) and key != "accuracy_constant"]
     words = ranked.status["auroc"]["words"]
     assert "pooled over 3 sites; 5 more with too few cases, 95 % " in words and words in render_status(ranked.status)
-    assert {client["name"]: client["verdict"] == "too few cases" for client in ranked.summary["clients"]} == {
-        name: name in SMALL for name in SITES
-    }
+    assert [client["name"] for client in ranked.summary["clients"] if client["verdict"] == "too few cases"] == SMALL
 
 
 def test_views_have_the_pooled_effect_and_devices_say_their_areas(evaluated: Any, tmp_path: Path) -> None:

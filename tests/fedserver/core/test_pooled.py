@@ -26,7 +26,7 @@ def test_sites_that_agree_are_weighed_by_precision_alone() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(-0.4, 0.4), st.floats(0.002, 0.2)), min_size=5, max_size=12, unique_by=lambda claim: claim[0])
+    st.lists(st.tuples(st.floats(-0.4, 0.4), st.floats(0.002, 0.2)), min_size=1, max_size=12, unique_by=lambda claim: claim[0])
 )
 def test_spread_and_intervals_are_those_of_an_independent_solution(sites: list[tuple[float, float]]) -> None:
     variances = [error * math.sqrt(median(error**2 for _, error in sites)) for _, error in sites]
@@ -37,7 +37,9 @@ def test_spread_and_intervals_are_those_of_an_independent_solution(sites: list[t
         return mean, sum(weight), sum(w * (gain - mean) ** 2 for w, (gain, _) in zip(weight, sites, strict=True))
 
     over, freedom = pooled(sites), len(sites) - 1
-    assert over is not None and over.interval is not None and over.prediction is not None
+    assert over is not None and (over.interval is None, over.prediction is None) == (len(sites) < 3, len(sites) < 5)
+    if not over.interval:
+        return
     between = 0.0 if mean_at(0)[2] <= freedom else optimize.brentq(lambda t: mean_at(t)[2] - freedom, 0, 9, xtol=1e-15)
     assert over.between == pytest.approx(between, rel=1e-4, abs=1e-9)
     mean, total, q = mean_at(between)
@@ -45,16 +47,7 @@ def test_spread_and_intervals_are_those_of_an_independent_solution(sites: list[t
     assert over.gain == pytest.approx(mean, abs=1e-6)
     assert over.interval[1] - over.gain == pytest.approx(stats.t.ppf(0.975, freedom) * error, rel=1e-3, abs=1e-9)
     wider = stats.t.ppf(0.975, freedom - 1) * math.hypot(error, math.sqrt(between))
-    assert over.gain - over.prediction[0] == pytest.approx(wider, rel=1e-3, abs=1e-9)
-
-
-def test_intervals_need_sites() -> None:
-    sites = [(0.01, 0.02), (0.02, 0.02), (0.04, 0.01), (0.0, 0.02), (0.05, 0.03)]
-    shown = [pooled(sites[:count]) for count in range(6)]
-    assert shown[0] is None
-    assert [(over.interval is not None, over.prediction is not None) for over in shown[1:] if over] == [
-        (False, False), (False, False), (True, False), (True, False), (True, True),
-    ]  # fmt: skip
+    assert not over.prediction or over.gain - over.prediction[0] == pytest.approx(wider, rel=1e-3, abs=1e-9)
 
 
 @pytest.mark.parametrize("gains", [(0.02, 0.02001, 0.02002), (0.02, 0.02, 0.02)])

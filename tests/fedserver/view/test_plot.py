@@ -30,7 +30,6 @@ from attune.fedserver.ports.ledger import Certificate
 from attune.fedserver.view import plot_clients
 from attune.fedserver.view import plots as plot
 from attune.fedserver.view.export import export_home
-from attune.fedserver.view.summary import FedTP
 from tests.pictures import Page, check_pictures
 
 TINY = {"width": 8, "heads": 2, "depth": 1}
@@ -114,10 +113,6 @@ class Federation:
 @pytest.fixture
 def federation(tmp_path):
     return lambda *what, **options: Federation(tmp_path, *what, **options)
-
-
-def figure(mean=0.0, deviation=0.0, over_clients=0.25):
-    return FedTP(5, 1, 1, mean, deviation, over_clients)
 
 
 def test_fedtp_has_curves_and_embeddings(federation, tmp_path):
