@@ -86,18 +86,16 @@ def test_most_clinics_say_too_few_cases_and_the_fleet_has_an_answer(ranked: Any)
     told = {client["name"]: {k for k in client if client[k] is not None} for client in ranked.status["clients"]}
     numbers = ("accuracy_", "auroc_", "gain_", "error_", "p_", "kept_")
     assert not [key for name in SMALL for key in told[name] if key.startswith(numbers) and key != "accuracy_constant"]
-    words = ranked.status["auroc"]["words"]
-    assert "pooled over 3 sites; 5 more with too few cases, 95 % " in words and words in render_status(ranked.status)
+    assert "pooled over 3 sites; 5 more with too few cases, 95 % " in render_status(ranked.status)
     assert [client["name"] for client in ranked.summary["clients"] if client["verdict"] == "too few cases"] == SMALL
 
 
 def test_views_have_the_pooled_effect_and_devices_say_their_areas(evaluated: Any, tmp_path: Path) -> None:
     run, results = evaluated
     over, gains = run.status["auroc"], [results[events].auroc_gain_alone for events in (25, 24, 23)]
-    assert over["sites"] == 3 and min(gains) <= over["gain"] <= max(gains) and over["prediction"] is None
-    assert over["interval"][0] < over["gain"] < over["interval"][1] and "AUROC alone" in render_status(run.status)
+    assert min(gains) <= over["gain"] <= max(gains) and over["interval"][0] < over["gain"] < over["interval"][1]
     saved = json.loads((run.save(tmp_path / "run") / "summary.json").read_text())
-    assert saved["auroc"]["words"] == over["words"]
+    assert saved["auroc"]["words"] == over["words"] and over["words"] in render_status(run.status)
     assert [sorted(client["auroc"]) == [] for client in saved["clients"]] == [False] * 3 + [True] * 5
     assert "AUROC: too few cases (6 events)" in comparison_of(results[6])
     low, high = newcombe(results[25].auroc_kept or 0.0, 25, 275)

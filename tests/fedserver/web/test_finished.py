@@ -43,13 +43,10 @@ def test_every_file_of_the_saved_folder_has_a_format(run):
 
 
 def test_the_matrix_is_the_stored_one_and_rows_sum_to_one(run):
-    mean = of_home(ServerHome(run[0])).attention("")
-    assert mean.unit == "mean"
+    source = of_home(ServerHome(run[0]))
+    mean = source.attention("")
     assert [sum(row) for row in mean.matrix] == pytest.approx([1] * 4, abs=1e-3)
-    unit = mean.units[1]
-    one = of_home(ServerHome(run[0])).attention(unit)
-    assert one.unit == unit
-    assert of_home(ServerHome(run[0])).attention("no such part").unit == "mean"
+    assert [source.attention(unit).unit for unit in ("", mean.units[1], "no such part")] == ["mean", mean.units[1], "mean"]
 
 
 def test_a_folder_of_results_is_refused_in_words(run):
