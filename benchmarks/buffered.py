@@ -98,7 +98,8 @@ def report(rows: Sequence[dict[str, str]]) -> None:
 
 def draw(rows: Sequence[dict[str, str]]) -> bytes:
     """Return the picture: for each method, mean accuracy over seeds against simulated seconds."""
-    figure, grid = figures.panels(1, len(METHODS), len(METHODS))
+    figure = figures.new(1.0 + 3.6 * len(METHODS), 4.0)
+    grid = figure.subplots(1, len(METHODS))
     for axes, method in zip(grid, METHODS, strict=True):
         for colour, mode in zip(figures.COLOURS, MODES, strict=False):
             points = curves(rows, method, mode)

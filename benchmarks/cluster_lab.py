@@ -30,7 +30,7 @@ from attune.fedserver.lab.cluster.location import LabLocation
 from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from attune.fedserver.lab.cluster.workers import ClusterWorker, pack_updates
 from attune.fedserver.lab.vault import StateVault
-from attune.fedserver.stores.memory import MemoryBlobs
+from attune.simulation.memory import MemoryBlobs
 from benchmarks.machine import machine
 
 WORKERS = (1, 2, 4)

@@ -71,6 +71,9 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # held-out share. `--method auto` sets this. none: no round.
     score_after: tuple[Count, ...] | msgspec.UnsetType = msgspec.UNSET
 
+    # What verdicts of two classes show. none or auto: auroc where one class has less than 20 % at most devices, else accuracy.
+    score: Literal["auto", "accuracy", "auroc"] | msgspec.UnsetType = msgspec.UNSET
+
     @property
     def scored_rounds(self) -> tuple[int, ...]:
         """The rounds after which devices report a score of what they would keep."""
@@ -186,14 +189,12 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Seconds without progress in training after which a round with its quorum stops waiting for a device; 0: never. Set it
     # above the time of a download, an evaluation or an upload.
     stall_s: NonNegative = 300.0
-    # Seconds after which a sampled, disconnected device is replaced by an idle one. 0: as `grace_s`. Below 0: never, for the
-    # same bits although devices come and go.
+    # Seconds after which a sampled, disconnected device is replaced. 0: as `grace_s`. Below 0: never, for the same bits.
     replace_after_s: float = 0.0
     # Share of the connected devices that may be hostile. No round opens whose cohort so many could outvote. 0: it opens, with
     # a warning (docs/security.md#which-cohort-outvotes-whom).
     attackers: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.0
-    # Share of extra devices to sample. 0.3 with `clients` = 10: 13 are sampled, and the round closes with the tenth update.
-    # No effect while `clients` is 0.
+    # Share of extra devices to sample. With 0.3 and `clients` = 10, 13 are, and the tenth update closes the round.
     over_selection: NonNegative = 0.0
     # The state goes back to an earlier one if the median loss of the devices is this many times that one's (at least 1), or if
     # more than half of them fail. 0: never.
@@ -248,8 +249,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keepalive_s: Positive = 2.0
     # A connection that has made no call for this time is closed.
     handshake_s: Positive = 10.0
-    # A step of a round without headway for this time is named in log and status, and the health service says NOT_SERVING
-    # until it moves again. 0: never.
+    # A step of a round without headway for this time is named in log and status, and health is NOT_SERVING. 0: never.
     watchdog_s: NonNegative = 300.0
     # Life of a device's certificate; a minute is 0.0007. The device renews it after two thirds of this time.
     certificate_days: Days = 90.0

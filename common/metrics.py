@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 
 from attune.common.errors import UpdateRefused
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask
 from attune.common.text import clean, from_json
 
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
@@ -132,6 +132,14 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept_gain_alone: Finite | None = None
     kept_error_alone: Finite | None = None
     kept_p_alone: Share | None = None
+    ranked: Yes | None = None
+    auroc_kept: Share | None = None
+    auroc_low: Share | None = None
+    auroc_high: Share | None = None
+    auroc_alone: Share | None = None
+    auroc_gain_alone: Score | None = None
+    auroc_error_alone: Share | None = None
+    auroc_p_alone: Share | None = None
     kept: Choice | None = None
     likelihood_personalized: Finite | None = None
     likelihood_common: Finite | None = None
@@ -195,6 +203,14 @@ _DESCRIPTORS = (
     *_against("", "own"),
     _D("accuracy_kept", "accuracy of the kept model", "Accuracy of what the device predicts with", better=HIGHER),
     *_against("kept_", "kept"),
+    _D("ranked", "scored by AUROC", "1 if accuracies and gains are AUROCs and their differences (`train.score`)"),
+    _D("auroc_kept", "AUROC of the kept model", "Area under its ROC curve; from 10 test cases of each class", better=HIGHER),
+    _D("auroc_low", "lower end of it", "Lower end of the 95 % interval of `auroc_kept`; only of two classes"),
+    _D("auroc_high", "upper end of it", "Upper end of that interval"),
+    _D("auroc_alone", "AUROC alone", "The same of the best ordinary model that the device can fit alone", better=HIGHER),
+    _D("auroc_gain_alone", "gain in AUROC over alone", "The difference of both; only of two classes", better=HIGHER),
+    _D("auroc_error_alone", "standard error of that gain", "Standard error of `auroc_gain_alone`, by DeLong"),
+    _D("auroc_p_alone", "p-value of that gain", "Uncorrected p-value of the paired test of `auroc_gain_alone`"),
     _D("kept", "kept model", "Model that the device predicts with, or that weighs most in its blend"),
     _D("likelihood_personalized", "likelihood, own model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_common", "likelihood, common model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
@@ -273,6 +289,7 @@ def _rivals(prefix: str) -> Mapping[Rival, RivalMetrics]:
 
 RIVALS = _rivals("")  # of the device's own model
 KEPT_RIVALS = _rivals("kept_")  # of what the device keeps, to predict with
+OF_SCORES = {*ACCURACIES, *(name for of in (RIVALS, KEPT_RIVALS) for one in of.values() for name in astuple(one))}
 _BOUNDS = dict.fromkeys(WIDE, LARGEST) | {
     names.gain: LARGEST_GAIN for rivals in (RIVALS, KEPT_RIVALS) for names in rivals.values()
 }
@@ -295,7 +312,7 @@ def within_bounds(source: M) -> M:
     return msgspec.structs.replace(source, **cut) if cut else source
 
 
-def read_metrics(text: bytes, who: str, task: TaskName = "classes") -> Metrics:
+def read_metrics(text: bytes, who: str, task: ScoredTask = "classes") -> Metrics:
     """Read a peer's report, with gains cut as by `within_bounds`.
 
     Raises:
@@ -305,6 +322,8 @@ def read_metrics(text: bytes, who: str, task: TaskName = "classes") -> Metrics:
         metrics = from_json(text, Metrics)
     except msgspec.DecodeError as error:
         raise UpdateRefused(f"{who} reports metrics that cannot be: {clean(str(error))}") from None
+    if task == "ranked" and not metrics.ranked:  # a device of an earlier version: its scores are shares of right answers
+        metrics = msgspec.structs.replace(metrics, **dict.fromkeys(OF_SCORES))
     for name in WIDE:
         if (value := getattr(metrics, name)) is not None and abs(value) > LARGEST:
             raise UpdateRefused(f"{who} reports metrics that cannot be: {name} = {value:.3g}, above {LARGEST:g}")

@@ -8,11 +8,12 @@ import msgspec
 
 from attune.common.config import PrivacySettings, TrainSettings
 from attune.common.schema import Column, Schema
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask, TaskName
 
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
 FEWEST_DEVICES = 5  # devices whose statistics are combined for others; with fewer, each of them must have agreed
+RARE = 0.2  # share of the rarer of two classes, below which accuracy says little
 FEWEST_ROWS = 10  # rows behind each number that statistics show, and behind what a proposal tells
 FIRST_RUN = "first"  # the name of a federation's first run for people; in the plan and the ledger it is empty
 
@@ -59,6 +60,7 @@ class Profile(msgspec.Struct, frozen=True):
     targets: Columns | None = None  # regression only: sums of the targets
     schema: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: by which the samples were made
     proposal: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: a schema, which the server merges with others
+    rare: bool | msgspec.UnsetType = msgspec.UNSET  # True: of two classes one has less than RARE of the training samples
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,7 +142,14 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     schema_digest: str = ""  # pins it: a device whose version reads it otherwise refuses
     closed_form: bool = False  # the closed form of all devices' sums is a member of each device's blend (round.analytic)
     no_closed_form: str = ""  # why it is not, in words for people; empty: it was not asked for, or it is
+    score: Literal["", "auroc"] = ""  # what devices score two classes by; empty: the task's own score
+    rare: str = ""  # why it is AUROC, in words for people; empty: it was set, or it is not
     portfolio: bool = False  # the server knows what devices report of models that they fit alone (Metrics.accuracy_alone)
+
+    @property
+    def scored(self) -> ScoredTask:
+        """The task with its score."""
+        return "ranked" if self.score else self.task
 
     @property
     def is_private(self) -> bool:
@@ -182,6 +191,11 @@ def closed_form_words(plan: Plan) -> str:
     if plan.closed_form and plan.one_sum:
         return f"{joins}: of one sum behind masks, which round 1 brings; later devices and new data are not in it"
     return joins if plan.closed_form else ""
+
+
+def score_words(plan: Plan) -> str:
+    """Return in one line that models are scored by AUROC, and why; empty: they are not."""
+    return f"models are scored by AUROC: {plan.rare or 'train.score says so'}" if plan.score else ""
 
 
 def _way(plan: Plan, what: str, scale: Scale | None) -> str:

@@ -12,18 +12,18 @@ from statistics import NormalDist, fmean, stdev
 from typing import Any, Literal, TypeVar
 
 from attune.common.metrics import KEPT_RIVALS, RIVALS, Rival, RivalMetrics
-from attune.common.task import TASKS, TaskName
+from attune.common.task import SCORED, ScoredTask
 
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
-def interval_of(score: float, samples: int, task: TaskName = "classes") -> tuple[float, float] | None:
-    """Return the confidence interval of a mean score; None where a score is no share of trials: R2 and the C-index.
+def interval_of(score: float, samples: int, task: ScoredTask = "classes") -> tuple[float, float] | None:
+    """Return the confidence interval of a mean score; None where a score is no share of trials: R2, the C-index, AUROC.
 
     A sample with several labels counts as one trial, so its interval is rather too wide.
     """
-    return wilson(score, samples) if TASKS[task].of_trials else None
+    return wilson(score, samples) if SCORED[task].of_trials else None
 
 
 def wilson(share: float, samples: int) -> tuple[float, float]:
@@ -37,6 +37,7 @@ def wilson(share: float, samples: int) -> tuple[float, float]:
 
 
 Finding = Literal["better", "worse", "unclear"]
+Verdict = Literal["better", "worse", "unclear", "too few cases"]
 HelpOrHarm = Literal["helped", "harmed"]  # of a federation on a device
 Name = TypeVar("Name", bound=str)
 STEPS = 40  # halvings of an interval of length 2 or 11: far below what is shown
@@ -221,9 +222,9 @@ def pairs_of(reported: Mapping[str, Any], rivals: Mapping[Rival, RivalMetrics] |
     pairs, samples = [], reported.get("test_samples") or 0
     for rival, names in rivals.items():
         better, worse = reported.get(names.better), reported.get(names.worse)
-        if better is not None and worse is not None:
-            gain, error, p = (reported.get(name) for name in (names.gain, names.error, names.p))
-            pairs.append(Pair(rival, better, worse, samples, gain, error, p, reported.get("test_groups")))
+        gain, error, p = (reported.get(name) for name in (names.gain, names.error, names.p))
+        if (better is not None and worse is not None) or gain is not None:  # an AUROC has no counts
+            pairs.append(Pair(rival, better or 0, worse or 0, samples, gain, error, p, reported.get("test_groups")))
     return pairs
 
 
@@ -255,6 +256,12 @@ def verdict_of(reported: Mapping[str, Any]) -> Finding | None:
     """Return the verdict on what the device keeps, from metrics by name; None if nothing was compared."""
     pairs = pairs_of(reported)
     return verdict_on(pairs) if pairs else None
+
+
+def shown_verdict(reported: Mapping[str, Any]) -> Verdict | None:
+    """Return the verdict as people see it: where models are ranked, it may be that there are too few cases for one."""
+    too_few = reported.get("ranked") and reported.get("kept") is not None and reported.get("auroc_kept") is None
+    return "too few cases" if too_few and reported.get("test_samples") else verdict_of(reported)
 
 
 def verdict_on(pairs: list[Pair]) -> Finding:

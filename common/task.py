@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 TaskName = Literal["classes", "regression", "multilabel", "survival"]
+ScoredTask = Literal["classes", "regression", "multilabel", "survival", "ranked"]  # ranked: two classes scored by their AUROC
 _SHOWN = 4
 
 
@@ -28,7 +29,7 @@ class Task:
         of_trials: Whether the score is a share of independent trials, so that it has a confidence interval.
     """
 
-    name: TaskName
+    name: ScoredTask
     metric: str
     best: str
     outputs: str
@@ -67,13 +68,17 @@ SURVIVAL = Task(
     by_sample=False,
     of_trials=False,
 )
-TASKS: dict[TaskName, Task] = {task.name: task for task in (CLASSES, REGRESSION, MULTILABEL, SURVIVAL)}
+RANKED = Task(
+    "ranked", "AUROC", "more is better: 1 is perfect, 0.5 no better than chance", "classes", CLASSES.needs, of_trials=False
+)
+SCORED: dict[ScoredTask, Task] = {task.name: task for task in (CLASSES, REGRESSION, MULTILABEL, SURVIVAL, RANKED)}
+TASKS: dict[TaskName, Task] = {name: SCORED[name] for name in get_args(TaskName)}
 TIME_AND_EVENT = ("time", "event")  # what the columns of y are in survival, in this order
 
 
 def described(metric: str) -> str:
     """Return the metric of this name with how to read it."""
-    return next((task.described for task in TASKS.values() if task.metric == metric), metric)
+    return next((task.described for task in SCORED.values() if task.metric == metric), metric)
 
 
 def asked(task: TaskName, outputs: Sequence[int | str]) -> str:

@@ -6,6 +6,7 @@ They are the curves of its accuracies, and the means of all that devices report.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,16 +53,19 @@ class LoggedValue(NamedTuple):
 
 def points(run: RunData) -> Iterator[LoggedValue]:
     """Yield `accuracy/CURVE/AVERAGE` as in summary.json, and `reports/METRIC/WORK`, the mean over devices."""
-    from attune.fedserver.core.accuracy import by_round
-
     for curve, curve_points in run.summary.curves.items():
         for point in curve_points:
             yield LoggedValue(f"accuracy/{curve}/mean_over_clients", point.mean_over_clients, point.round)
             yield LoggedValue(f"accuracy/{curve}/over_samples", point.over_samples, point.round)
-    for metric, works in by_round(run.rows).items():
-        for work, rounds in works.items():
-            for number, values in sorted(rounds.items()):
-                yield LoggedValue(f"reports/{metric}/{work}", sum(values) / len(values), number)
+    from attune.common.metrics import reported_by
+
+    reports: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for row in run.rows:
+        for metric, value in reported_by(row).items():
+            if isinstance(value, int | float):
+                reports[metric, row.work, row.round].append(value)
+    for (metric, work, number), values in sorted(reports.items()):
+        yield LoggedValue(f"reports/{metric}/{work}", sum(values) / len(values), number)
 
 
 def to_tensorboard(run: RunData, folder: Path) -> Path:

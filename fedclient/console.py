@@ -11,9 +11,9 @@ import click
 
 from attune.common.durable import forget_output
 from attune.common.estimate import Estimate
-from attune.common.statistics import RIVAL_WORDS, Finding, Pair, interval_of
-from attune.common.task import TASKS
-from attune.fedclient.work.comparison import comparisons_of, finding_of
+from attune.common.statistics import RIVAL_WORDS, Finding, Pair, interval_of, verdict_on
+from attune.common.task import SCORED
+from attune.fedclient.work.comparison import comparisons_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -106,7 +106,7 @@ def line_of(result: OrderResult, *who: str) -> str:
         words.append(f"loss {result.loss:.4g}")
     accuracies = [f"{value:.3f}" for value in (result.accuracy_before, result.accuracy_after) if value is not None]
     if accuracies:
-        words.append(f"{TASKS[result.task].metric} {' -> '.join(accuracies)}")
+        words.append(f"{SCORED[result.task].metric} {' -> '.join(accuracies)}")
     return "  ".join(words)
 
 
@@ -119,8 +119,8 @@ def comparison_of(result: OrderResult) -> list[str]:
     if result.no_better_than_constant:
         warning = [f"no better than a constant answer, which has {result.accuracy_constant:.3f}"]
     if not comparisons:
-        return warning
-    lines, metric = [], TASKS[result.task].metric
+        return [*_auroc_of(result), *warning]
+    lines, metric = [], SCORED[result.task].metric
     blend = {"kept": result.accuracy_kept} if len(result.weights) > 1 else {}
     for name, value in (result.accuracies | blend).items():
         if value is not None:
@@ -129,12 +129,26 @@ def comparison_of(result: OrderResult) -> list[str]:
             lines.append(f"{name:<12}  {metric} {value:.3f}{interval}")
     for pair in comparisons:
         low, high = pair.interval()
-        lines.append(
-            f"against {RIVAL_WORDS[pair.rival]}: better on {pair.better} of {pair.samples} test samples, "
-            f"worse on {pair.worse}: {pair.difference:+.3f} ({low:+.3f} to {high:+.3f})"
-        )
-    lines.append(f"{_subject(result, comparisons)} {WORDS[finding_of(comparisons)]}")
+        counts = f"better on {pair.better} of {pair.samples} test samples, worse on {pair.worse}: "
+        counts = "" if result.task == "ranked" else counts
+        lines.append(f"against {RIVAL_WORDS[pair.rival]}: {counts}{pair.difference:+.3f} ({low:+.3f} to {high:+.3f})")
+    lines += _auroc_of(result)
+    lines.append(f"{_subject(result, comparisons)} {WORDS[verdict_on(comparisons)]}")
     return [*lines, *warning, f"kept: {kept_words(result)}"]
+
+
+def _auroc_of(result: OrderResult) -> list[str]:
+    """Return the line about the AUROC: of what is kept and of ordinary models alone, or that there are too few cases."""
+    cases, kept = result.cases, result.auroc_kept
+    if kept is None and (cases is None or not result.test_samples):
+        return []
+    if kept is None:
+        return [f"AUROC: too few cases ({cases} event{'s' * (cases != 1)})"]
+    between = "" if result.auroc_low is None else f" ({result.auroc_low:.3f} to {result.auroc_high:.3f})"
+    words = [f"kept {kept:.3f}{between}"] + ([] if result.auroc_alone is None else [f"alone {result.auroc_alone:.3f}"])
+    if result.auroc_gain_alone is not None:
+        words.append(f"difference {result.auroc_gain_alone:+.3f}, p = {result.auroc_p_alone:.2g}")
+    return [f"AUROC: {', '.join(words)}"]
 
 
 def _subject(result: OrderResult, comparisons: list[Pair]) -> str:

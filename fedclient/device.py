@@ -23,7 +23,7 @@ from attune.common.errors import AttuneError, DiskFull, HomeMismatch, NoModel, R
 from attune.common.exchange.messages import Hello, Order
 from attune.common.faults import fail_at
 from attune.common.models.options import cautions
-from attune.common.plan import Plan, closed_form_words, run_name, standardisation
+from attune.common.plan import Plan, closed_form_words, run_name, score_words, standardisation
 from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
@@ -239,7 +239,7 @@ class Device:
         if self.slot is None:
             if (profile := self.shard.profile).columns is not None or profile.targets is not None:
                 self.console.say(standardisation(plan))
-            if words := closed_form_words(plan):
+            for words in filter(None, (closed_form_words(plan), score_words(plan))):
                 self.console.say(words)
             await tell_units(gate, self.shard, self.link, self.worker, self.console.say)
             if self.options.fits_alone and (why := self.options.against_alone(plan)):

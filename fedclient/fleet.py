@@ -18,11 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+import msgspec
+
 from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, SettingError
-from attune.common.statistics import RIVAL_WORDS, Finding
+from attune.common.statistics import RIVAL_WORDS, Verdict, shown_verdict
 from attune.common.supervisor import supervised
-from attune.common.task import TASKS
+from attune.common.task import SCORED
 from attune.common.torch_state import plain_torch
 from attune.fedclient import client
 from attune.fedclient.address import backoff_s
@@ -31,7 +33,6 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
-from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.executor import ExecutorName
 from attune.fedclient.work.processes.remote_executor import REMOTE_EXECUTORS, RemoteWorker
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
@@ -301,14 +302,14 @@ def table(outcomes: Sequence[DeviceOutcome]) -> list[str]:
     """
     width = max(len(outcome.name) for outcome in outcomes)
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
-    metric = TASKS[results[0].task].metric if results else "accuracy"
+    metric = SCORED[results[0].task].metric if results else "accuracy"
     accuracies = [result.accuracy for result in results if result.accuracy is not None]
     mean = f", mean {metric} {sum(accuracies) / len(accuracies):.3f}" if accuracies else ""
     lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} devices have their model{mean}"]
     findings = {outcome.name: _finding(outcome.result) for outcome in outcomes}
     count = Counter(finding for finding in findings.values() if finding is not None)
     if count:
-        said = (f"{finding} {count[finding]}" for finding in get_args(Finding) if count[finding])
+        said = (f"{finding} {count[finding]}" for finding in get_args(Verdict) if count[finding])
         lines.append(f"what they keep against the other models, on the same test samples: {', '.join(said)}")
     alone = [result.accuracy_alone for result in results if result.accuracy_alone is not None]
     lines += [f"{RIVAL_WORDS['alone']}: mean {metric} {sum(alone) / len(alone):.3f}"] if alone else []
@@ -330,9 +331,8 @@ def _no_better(results: Sequence[OrderResult], metric: str) -> Iterator[str]:
         yield f"a constant answer: mean {metric} {sum(constant) / len(constant):.3f}{said}"
 
 
-def _finding(result: OrderResult | None) -> Finding | None:
-    comparisons = comparisons_of(result) if result else []
-    return finding_of(comparisons) if comparisons else None
+def _finding(result: OrderResult | None) -> Verdict | None:
+    return shown_verdict(msgspec.structs.asdict(result)) if result else None
 
 
 def failures(outcomes: Sequence[DeviceOutcome]) -> list[str]:

@@ -9,7 +9,7 @@ import msgspec
 
 from attune.common.exchange.messages import Order, SecureMessage, StatisticsRequest, ToDevice
 from attune.common.metrics import RIVALS, Choice, Metrics
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask
 
 
 class SmallerFormUnusable(Exception):
@@ -36,11 +36,13 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     round: int
     trained: bool
     samples: int  # training samples
-    task: TaskName = "classes"
+    task: ScoredTask = "classes"
     own_choice: Choice = msgspec.field(name="own", default="personalized")  # the model that the method leads to on this device
     validation_samples: int = 0  # by which the weights were found; 0: there were none
     weights: Mapping[str, float] = msgspec.field(default_factory=dict)  # of a blend; a model alone has none
     sharpness: Mapping[str, float] = msgspec.field(default_factory=dict)  # of each of its models (Member)
+    cases: int | None = None  # test samples of the rarer of two classes; groups count once. It stays here
+    threshold: float | None = None  # likewise: ModelInfo.threshold
     parts: tuple[Part, ...] = ()
     served: Mapping[str, str] = msgspec.field(default_factory=dict)  # part -> digest of what received.safetensors holds of it
     versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it

@@ -156,7 +156,7 @@ def _read_one(name: str, path: Path) -> RunData:
     if snapshot.plan is None or not snapshot.rows:
         raise NoModel(f"{path} has no rounds yet: there is nothing to compare before the first is closed")
     settings, closed = snapshot.settings, snapshot.record.round
-    summary = summarise(snapshot.rows, settings, snapshot.plan.model.name, closed, snapshot.plan.task)
+    summary = summarise(snapshot.rows, settings, snapshot.plan.model.name, closed, snapshot.plan.scored)
     return RunData(name, str(path), summary, list(snapshot.rows))
 
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from attune.common.metrics import KEPT_RIVALS, Rival
 from attune.common.statistics import LEVEL, RIVAL_WORDS, Finding, HelpOrHarm, finding, findings_of, holm, mcnemar, pairs_of
-from attune.common.task import TASKS
+from attune.common.task import SCORED
 from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.work.comparison import Places, compared
 from attune.fedserver.choosing.candidates import ComparedMethod
-from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts, pooled_auroc
 from attune.simulation.over_seeds import SeedResults, against_first
 from attune.simulation.result import DeviceRow, DeviceTable, SimulationResult
 from attune.simulation.result_table import Cell, ResultTable, spread_of, text_of
@@ -50,7 +50,7 @@ def comparison(
     right = {name: _right(result, members) for name, result in results.items()}
     numbers = {name: _compared(name, right, members, result.reports) for name, result in results.items()}
     harm = {name: {device: _harmed(of.get(device)) for device in members} for name, of in numbers.items()}
-    verdicts = {name: fleet_verdicts(of if _rivals(name, results) else results[name].reports) for name, of in numbers.items()}
+    verdicts = {name: fleet_verdicts((_rivals(name, results) and of) or results[name].reports) for name, of in numbers.items()}
     rows = {name: {row.device: row for row in result.table()} for name, result in results.items()}
     lines: list[Sequence[str]] = [HEADS]
     for device in sorted(members):
@@ -116,8 +116,8 @@ def _harmed(numbers: Mapping[str, float] | None) -> bool | None:
 
 
 def _right(result: SimulationResult, members: Mapping[str, LazyShard]) -> Right:
-    """Return the scores of what each device predicts with; none in survival. Devices without a test part are absent."""
-    if not TASKS[result.task].by_sample:
+    """Return the scores of what each device predicts with; none of one score. Devices without a test part are absent."""
+    if not SCORED[result.task].by_sample or result.task == "ranked":
         return {}
     return {
         name: result.model(name).right(member.load())
@@ -175,7 +175,7 @@ def _cells(method: str, row: DeviceRow, harm: bool | None, probably: HelpOrHarm 
 def _means(result: SimulationResult, harm: Mapping[str, bool | None], fleet: Sequence[FleetVerdict]) -> tuple[str, ...]:
     table = result.table()
     verdicts = Counter(row.verdict for row in table if row.verdict)
-    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("better", "worse", "unclear") if verdicts[verdict])
+    counts = ", ".join(f"{verdicts[word]} {word}" for word in ("better", "worse", "unclear", "too few cases") if verdicts[word])
     known = [value for value in harm.values() if value is not None]
     scores = (text_of(table.mean(name)) for name in ("kept", "alone", "accuracy", "served"))
     harmed = f"{sum(known)} of {len(known)}" if known else "-"
@@ -203,14 +203,16 @@ def _notes(
         lines += [f"no better than a constant answer: {', '.join(beaten)}"] if beaten else []
     for name, listed in verdicts.items():
         lines += [f"{name}: what devices keep {verdict.words()}" for verdict in listed]
+        if over := pooled_auroc(results[name].reports.values()):
+            lines.append(f"{name}: what devices keep, {over['words']}")
     task = next(iter(results.values())).task
-    metric = TASKS[task].metric
+    metric = SCORED[task].metric
     lines += [
         f"kept: {metric} of what the device predicts with in the end, which the last column describes",
         *([ALONE_NOTE] if first.mean("alone") is not None else []),
         *COLUMN_NOTES,
     ]
-    if not TASKS[task].by_sample:
+    if not SCORED[task].by_sample:
         return [
             *lines,
             f"verdict, harmed, probably: not known, because a {metric} is no mean over samples that could be tested",
@@ -327,7 +329,7 @@ def _notes_over_seeds(results: Mapping[str, SeedResults]) -> list[str]:
     """Return the comparisons of each method with the first one, and what the columns mean."""
     first, reference = next(iter(results.items()))
     lines = [difference.words(name, first, len(results) - 1) for name, difference in against_first(results).items()]
-    metric = TASKS[next(iter(reference.values())).task].metric
+    metric = SCORED[next(iter(reference.values())).task].metric
     return [
         *(f"what devices keep, {line}" for line in lines),
         f"mean ± standard deviation over {len(reference)} seeds; in the last rows, of the mean over devices",

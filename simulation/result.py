@@ -16,12 +16,11 @@ from attune.common.errors import SettingError, nearest
 from attune.common.methods.registry import configured_in
 from attune.common.metrics import reported_by
 from attune.common.plan import Plan
-from attune.common.statistics import Finding, HelpOrHarm, interval_of
-from attune.common.task import TaskName
+from attune.common.statistics import HelpOrHarm, Verdict, interval_of, shown_verdict
+from attune.common.task import ScoredTask
 from attune.common.text import aligned, csv_cell
 from attune.fedclient.console import kept_words
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.executor import SEQUENTIAL, STACKED, Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
@@ -127,9 +126,9 @@ class SimulationResult:
         return sorted(self._outcome.results)
 
     @property
-    def task(self) -> TaskName:
+    def task(self) -> ScoredTask:
         """Task of the federation."""
-        return self._plan.task
+        return self._plan.scored
 
     @property
     def _plan(self) -> Plan:
@@ -173,7 +172,7 @@ class SimulationResult:
         """
         from attune.fedserver.view import plots
 
-        source = plots.PictureSource(lambda: self._outcome.snapshot, self._state.storage.blobs, None, "this simulation")
+        source = plots.PictureSource(lambda: self._outcome.snapshot, self._state.storage.blobs, "this simulation")
         title, sections, _ = plots.pages(source, pictures)
         return Pictures(title, sections)
 
@@ -274,7 +273,7 @@ class DeviceRow:
     served: float | None
     constant: float | None
     interval: tuple[float, float] | None
-    verdict: Finding | None
+    verdict: Verdict | None
     probably: HelpOrHarm | None
     keeps: str
 
@@ -362,7 +361,6 @@ def _row_of(name: str, result: OrderResult, served: float | None, probably: Help
     """Return a device's row, from the result of its last order."""
     accuracies, samples = result.accuracies, result.test_samples or 0
     accuracy = accuracies[result.own_choice]
-    comparisons = comparisons_of(result)
     return DeviceRow(
         device=name,
         samples=result.samples,
@@ -375,7 +373,7 @@ def _row_of(name: str, result: OrderResult, served: float | None, probably: Help
         served=served,
         constant=result.accuracy_constant,
         interval=None if accuracy is None or not samples else interval_of(accuracy, samples, result.task),
-        verdict=finding_of(comparisons) if comparisons else None,
+        verdict=shown_verdict(msgspec.structs.asdict(result)),
         probably=probably,
         keeps=kept_words(result),
     )

@@ -17,7 +17,7 @@ from attune.fedclient.home import DeviceHome
 from attune.fedclient.store import FolderStore, MemoryStore, Store
 from attune.fedclient.work.executor import SEQUENTIAL
 from attune.fedserver.ports.storage import Storage
-from attune.fedserver.stores.memory import MemoryStorage
+from attune.simulation.memory import MemoryStorage
 
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 from attune.common.errors import SettingError
 from attune.common.estimate import with_estimate
 from attune.common.statistics import interval_of
-from attune.common.task import TASKS, TaskName
+from attune.common.task import SCORED, ScoredTask
 
 DPI = 120
 RING = 1.5  # size of a mark beside the one that lies on it
@@ -44,29 +44,6 @@ def new(width: float, height: float, arranged: bool = True) -> Any:
     figure = Figure(figsize=(width, height), layout="constrained" if arranged else None)
     FigureCanvasAgg(figure)
     return figure
-
-
-def panels(rows: int, columns: int, count: int) -> tuple[Any, list[Any]]:
-    """Make a figure with `count` small axes in a grid, row by row, which share the x axis.
-
-    The layout is fixed, with room for six digits to the left of each and for two lines of a heading above it: measuring every
-    tick would take longer than drawing.
-
-    Raises:
-        SettingError: matplotlib is not installed.
-    """
-    width, height = 1.0 + 3.6 * columns, 1.5 + 2.5 * rows
-    figure = new(width, height, arranged=False)
-    figure.subplots_adjust(0.75 / width, 0.65 / height, 1 - 0.2 / width, 1 - 0.85 / height, wspace=0.3, hspace=0.38)
-    grid: Any = figure.subplots(rows, columns, sharex=True, squeeze=False)
-    for axes in grid.flat[count:]:
-        axes.set_visible(False)
-    for axes in grid.flat[max(count - columns, 0) : count]:
-        axes.tick_params(labelbottom=True)
-    for axes in grid.flat[:count]:
-        axes.locator_params(axis="y", nbins=5)
-        axes.ticklabel_format(axis="y", scilimits=(-3, 6))
-    return figure, list(grid.flat[:count])
 
 
 def grid(rows: int, columns: int, count: int, width: float, height: float) -> tuple[Any, Any]:
@@ -145,18 +122,18 @@ def short(names: Sequence[str]) -> list[str]:
     return [name[cut:] or name for name in names]
 
 
-def score_axis(axes: Any, task: TaskName, more: str = "", top: float = 1.02) -> None:
+def score_axis(axes: Any, task: ScoredTask, more: str = "", top: float = 1.02) -> None:
     """Label the y axis and set its limits: from 0 (or below it for R2) to the best score. Call it after the drawing."""
     axes.set_ylim(min(0.0, axes.get_ylim()[0]) if task == "regression" else 0.0, top)
-    axes.set_ylabel(f"{TASKS[task].metric}{more}")
+    axes.set_ylabel(f"{SCORED[task].metric}{more}")
 
 
-def direction(task: TaskName) -> str:
+def direction(task: ScoredTask) -> str:
     """Return a sentence for a caption on how to read the score; empty for accuracy."""
-    return f" {TASKS[task].described}." if TASKS[task].best else ""
+    return f" {SCORED[task].described}." if SCORED[task].best else ""
 
 
-def interval_text(score: float | None, samples: int, task: TaskName) -> str:
+def interval_text(score: float | None, samples: int, task: ScoredTask) -> str:
     """Return the confidence interval of a score as text for a table; empty if there is none."""
     between = None if score is None else interval_of(score, samples, task)
     return "" if between is None else "{:.3f}-{:.3f}".format(*between)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from attune.common.classes import normal
 from attune.common.errors import ShardError, UndeclaredLabels
-from attune.common.plan import Label
+from attune.common.plan import FEWEST_ROWS, RARE, Label
 from attune.common.task import TASKS, TIME_AND_EVENT, TaskName
 from attune.common.text import listed
 from attune.fedclient.data.arrays import Array
@@ -25,6 +26,14 @@ NO_LABEL = -1
 def sort_key(label: Label) -> tuple[bool, Label]:
     """Return a key that sorts mixed integers and strings, integers first."""
     return isinstance(label, str), label
+
+
+def is_rare(y: Array, labels: Sequence[Label]) -> bool | msgspec.UnsetType:
+    """Return True if one of two classes has less than RARE of the samples y (N,), else, and of a few samples, unset."""
+    if y.ndim != 1 or len(labels) != 2 or len(y) < FEWEST_ROWS:
+        return msgspec.UNSET
+    share = float((y == labels[0]).mean())
+    return min(share, 1 - share) < RARE or msgspec.UNSET
 
 
 def plain_labels(

@@ -108,6 +108,7 @@ class Shard:
             task=self.task,
             targets=column_sums(self.train_y) if self.task == "regression" else None,
             schema=self.schema or msgspec.UNSET,
+            rare=labels.is_rare(self.train_y, self.labels) if self.task == "classes" else msgspec.UNSET,
         )
 
     @property

@@ -122,6 +122,7 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[str, Tensors]]:
         weights=dict(result.weights),
         sharpness=dict(result.sharpness),
         accuracy=result.accuracy,
+        threshold=msgspec.UNSET if result.threshold is None else result.threshold,
         accuracies={name: value for name, value in result.accuracies.items() if value is not None},
         samples=result.samples,
         test_samples=result.test_samples or 0,

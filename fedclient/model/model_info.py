@@ -37,6 +37,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     weights: dict[str, float] = {}  # of a blend; a model alone has none
     sharpness: dict[str, float] = {}  # of each of its models: scores are multiplied by it; 1 where it is not named
     accuracy: float | None = None  # what is predicted with, on the device's test part
+    threshold: float | msgspec.UnsetType = msgspec.UNSET  # of the second of two classes, chosen on held-out samples
     accuracies: dict[Choice, float] = {}  # of each model that was compared, on the same
     samples: int = 0
     test_samples: int = 0

@@ -114,7 +114,7 @@ class Baselines:
             family=(family_of(plan), "baseline"),
             hooks=hooks,
             classes=plan.classes,
-            measure=MEASURES[plan.task],
+            measure=MEASURES[plan.scored],
             name=name,
         )
         self.local: Tensors | None = None

@@ -5,7 +5,7 @@ K models, V validation samples (or training samples), T labels of a sample, N = 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -207,6 +207,15 @@ def answering(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
             scores.append(member.shares_of(logits) if len(members) > 1 else logits)
         pieces.append(answers(torch.stack(scores).sum(dim=0)).cpu())
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+
+
+def sharing(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
+    """Compute the blend's probabilities of x (N, ...), or its numbers, (N, C), on the CPU, with jobs like `answering`."""
+    total = torch.zeros(())
+    for member in members:
+        scores: Iterable[tuple[int, Tensor]] = yield Scores(member.trainer, member.tensors, x)
+        total = total + torch.cat([member.shares_of(logits).cpu() for _, logits in scores])
+    return total
 
 
 def blended_logits(members: Sequence[Member], x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from operator import itemgetter
 
 import msgspec
@@ -18,10 +19,11 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
-from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out
+from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
+from attune.fedclient.work.comparison import Floats, aurocs, compared_areas, has_cases, rarer, threshold_of
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.executor import Jobs
-from attune.fedclient.work.measures import MEASURES, mean_score
+from attune.fedclient.work.measures import MEASURES, Ranked, mean_score
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
 from attune.fedclient.work.portfolio.federated import FederatedRidge
@@ -64,14 +66,15 @@ class Evaluation:
         self, plan: Plan, data: Prepared, trainer: Trainer, rivals: baselines.Baselines, own_choice: Choice, blends: bool,
         dial: Mapping[str, Sequence[str]], hooks: Hooks, portfolio: Callable[[], Portfolio | None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._portfolio = portfolio
+        self._portfolio, self._plan = portfolio, plan
         self._data, self._trainer, self._rivals, self.own_choice, self._dial = data, trainer, rivals, own_choice, dial
-        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
-        self._by_sample = hooks.evaluate is not None or self._measure.by_sample
+        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.scored]
+        self._by_sample = hooks.evaluate is not None or not self._measure.one_score
         self._scores = len(data.test_x) > 0 if hooks.evaluate is not None else self._measure.can_score(data.test_y)
+        if self.is_ranked:
+            self._scores = has_cases(data.test_y.cpu().numpy(), len(plan.classes), data.test_groups)
         self._keeps_best, self._blends = blends, blends and plan.train.validation > 0
         self._scored_rounds = plan.train.scored_rounds
-        self._plan = plan
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
     def __repr__(self) -> str:
@@ -116,7 +119,8 @@ class Evaluation:
         }
         portfolio = self._fitted(held)
         alone = {} if portfolio is None else {"alone": portfolio.candidates[portfolio.chosen]}
-        right = (yield from baselines.right_on_test({**candidates, **alone}, data)) if self._scores else {}
+        judged = {**candidates, **alone}
+        right = (yield from baselines.right_on_test(judged, data)) if self._scores else {}
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
         others = [name for name in RIVALS if name in right and name != self.own_choice and self._by_sample]
         blend = Weighed({}, {})
@@ -144,6 +148,7 @@ class Evaluation:
         if right:
             kept = right[self.own_choice] if blended is None else blended
             against += [comparison.compared(kept, right[name], KEPT_RIVALS[name], data.test_groups) for name in others]
+            against.append((yield from self._aurocs(list(members.values()), judged)))
         result = msgspec.structs.replace(
             result,
             accuracy_before=accuracies.get(self.own_choice),
@@ -154,6 +159,8 @@ class Evaluation:
             kept=_kept(members) or self.own_choice,
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
+            cases=rarer(data.test_y.cpu().numpy() == 1, data.test_groups) if self._ranks_two else None,
+            threshold=(yield from self._threshold(list(members.values()) or [Member(1.0, *candidates[self.own_choice])])),
             validation_samples=len(next(iter(blend.probability.values()))) if blend.likelihood else 0,
             fitted=dict(blend.fitted),
             likelihood_kept=likelihood_kept,
@@ -242,6 +249,48 @@ class Evaluation:
         values: dict[Position, Tensors | None] = {"attended": held.theta, "mean": held.common, "own": own_tensors}
         known = {position: tensors for position, tensors in values.items() if tensors}
         return (yield from dialled(self._dial, known, probability, len(x), weight))
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether models are scored by AUROC (`train.score`)."""
+        return isinstance(self._measure, Ranked) and self._score is None
+
+    @property
+    def _ranks(self) -> bool:
+        """Whether the device ranks samples by the probability of a class."""
+        return self._plan.task == "classes" and self._data.test_y.dim() == 1 and self._score is None
+
+    @property
+    def _ranks_two(self) -> bool:
+        return self._ranks and len(self._classes) == 2
+
+    def _threshold(self, members: Sequence[Member]) -> Jobs[float | None]:
+        """Return the probability from which an event is called, by held-out samples; None without both of two classes."""
+        event_N = self._data.validation_y.cpu().numpy() == 1
+        if not self._ranks_two or len(set(event_N.tolist())) < 2:
+            return None
+        return threshold_of((yield from sharing(members, self._data.validation_x)).double().numpy()[:, 1], event_N)
+
+    def _aurocs(self, members: Sequence[Member], judged: baselines.Candidates) -> Jobs[dict[str, float]]:
+        """Return the AUROCs of what is kept and of ordinary models alone, with their comparison; empty where there are none.
+
+        Where devices are scored by AUROC, the kept and the own model are compared with each rival.
+        """
+        data, y_N = self._data, self._data.test_y.cpu().numpy()
+        if not self._ranks or not has_cases(y_N, len(self._classes), data.test_groups):
+            return {}
+        others = [name for name in RIVALS if name in judged and name != self.own_choice and (self.is_ranked or name == "alone")]
+        share_of: dict[str, Floats] = {}
+        for name, some in [*((name, [Member(1.0, *judged[name])]) for name in (self.own_choice, *others)), ("kept", members)]:
+            if some:
+                share_of[name] = (yield from sharing(some, data.test_x)).double().nan_to_num(0.0).numpy()
+        own_NC = share_of[self.own_choice]
+        kept_NC = share_of.get("kept", own_NC)
+        numbers = aurocs(kept_NC, share_of.get("alone"), y_N, data.test_groups)
+        if self.is_ranked:
+            for name, (mine_NC, rivals) in product(others, ((own_NC, RIVALS), (kept_NC, KEPT_RIVALS))):
+                numbers |= compared_areas(mine_NC[:, 1], share_of[name][:, 1], y_N == 1, rivals[name], data.test_groups)
+        return numbers
 
     def _blended(self, members: Sequence[Member]) -> Jobs[torch.Tensor]:
         """Return what the blend predicts of the test part, as Trainer.right."""

@@ -107,7 +107,7 @@ class Learner:
         self.keeps_trained = [name for names in dial.values() for name in names] if method.evaluate == "served" else []
         self.data = on_processor(prepared, device)
         self.standardiser, self.targets = prepared.standardiser, prepared.targets
-        measure, family = MEASURES[plan.task], (family_of(plan), "method")
+        measure, family = MEASURES[plan.scored], (family_of(plan), "method")
         self.trainer = Trainer(
             shared.network, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name,
             fold=fold_of(prepared, plan) if objective.hands_in else None,
@@ -228,13 +228,14 @@ class Learner:
 
     def _begun(self, order: Order, work: Work, served: Mapping[str, str]) -> OrderResult:
         """Return the part of an order's result that is known before any work."""
-        before = self.newest
+        before, ranked = self.newest, self.evaluation.is_ranked
         return OrderResult(
             order_id=order.id,
             round=order.round,
             trained=order.work == "train",
             own_choice=self.evaluation.own_choice,
-            task=self.plan.task,
+            task="ranked" if ranked else self.plan.task,
+            ranked=1 if ranked else None,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
             accuracy_constant=self.evaluation.constant,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from attune.common.errors import SettingError
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask
 from attune.fedclient.work.calibration import SHARPNESSES
 from attune.fedclient.work.survival import c_index, cox_loss, has_pairs
 
@@ -27,12 +27,13 @@ class Measure(ABC):
     """One task. Methods take scores and y of the same samples, on the same device.
 
     sharpnesses: factors that scores may be multiplied by to calibrate a model; 1 alone where scores are no probabilities.
-    by_sample: whether each sample has a loss, a score and a likelihood. Else `right` is one score of all samples, and `loss`
-    is that of a whole batch.
+    by_sample: whether each sample has a loss and a likelihood. Else `loss` is that of a whole batch.
+    one_score: whether `right` is one score of all samples.
     """
 
     sharpnesses: Sequence[float] = SHARPNESSES
     by_sample = True
+    one_score = False
 
     @abstractmethod
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -61,10 +62,7 @@ class Measure(ABC):
 
     @abstractmethod
     def right(self, answers: Tensor, y: Tensor) -> Tensor:
-        """Return (B, ...) whose mean over all but the samples is a sample's score; 1 is the best.
-
-        Without scores by sample it is (1,).
-        """
+        """Return (B, ...) whose mean over all but the samples is a sample's score; 1 is the best. With one score it is (1,)."""
 
     def can_score(self, y: Tensor) -> bool:
         """Return whether samples with this y have a score."""
@@ -139,6 +137,26 @@ class Classes(Measure):
     def constant(self, trained: Tensor, tested: Tensor) -> float:
         """Return the score of the most frequent label; of equal ones the first."""
         return float((tested == trained.flatten().bincount().argmax()).double().mean())
+
+
+class Ranked(Classes):
+    """Two classes, scored by the AUROC of the second one. Loss and likelihood are those of classes."""
+
+    one_score = True
+
+    def of_scores(self, scores: Tensor) -> Tensor:
+        return self.of_shares(self.shares(scores))
+
+    def of_shares(self, shares: Tensor) -> Tensor:
+        return shares[..., 1].double() - shares[..., 0].double()  # tells apart what float32 rounds to a share of 1
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
+        """Return the AUROC, (1,) float64: a C-index of events that all come before the other samples."""
+        return torch.tensor([c_index(answers, 1 - y, y)], dtype=torch.float64)
+
+    def constant(self, trained: Tensor, tested: Tensor) -> float:
+        """Return 0.5: with equal risks each pair counts half."""
+        return 0.5
 
 
 class _Outputs(Measure):
@@ -252,7 +270,7 @@ class Labels(_Outputs):
 class Survival(_ScoresAnswer):
     """A log hazard for each sample, (B, 1); y (B, 2) has times and events. The loss is Cox's, the score Harrell's C-index."""
 
-    by_sample = False
+    by_sample, one_score = False, True
 
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         self.check(scores, y)
@@ -292,11 +310,12 @@ def _no_samples(what: str) -> SettingError:
     return SettingError(f"the Cox model of survival {what}: train without what needs it (docs/tables.md#survival)")
 
 
-MEASURES: dict[TaskName, Measure] = {
+MEASURES: dict[ScoredTask, Measure] = {
     "classes": Classes(),
     "regression": Numbers(),
     "multilabel": Labels(),
     "survival": Survival(),
+    "ranked": Ranked(),
 }
 
 

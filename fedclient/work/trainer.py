@@ -175,7 +175,7 @@ class Trainer:
 
     def accuracy(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[float]:
         """Return `evaluate` as a generator, which stops at what many devices can compute together."""
-        if self.hooks.evaluate is not None or not self.measure.by_sample:
+        if self.hooks.evaluate is not None or self.measure.one_score:
             return self.evaluate(prepared, x, y)
         accuracy: float = yield Accuracy(self, prepared, x, y)
         return accuracy

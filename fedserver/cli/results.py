@@ -36,23 +36,22 @@ def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     "--picture",
     "pictures",
     multiple=True,
-    type=click.Choice(["clients", "accuracy", "attention", "embeddings", "metrics"]),
+    type=click.Choice(["clients", "accuracy", "attention", "embeddings"]),
     help="Only this one (may be repeated; default: all that the method has).",
 )
-@click.option("--labels", type=PATH, help="A CSV file, client,label: groups that embeddings are coloured by.")
+@removed_option("--labels", instead="clients that declared the same classes have one colour")
 @removed_option("--runs", "--x", instead="`fedserver compare` draws several runs")
 @FORMAT
 def plot(
     home: Path | None,
     out: Path,
     pictures: tuple[str, ...],
-    labels: Path | None,
     formats: tuple[Any, ...],
 ) -> None:
     """Draw pictures of a federation: files and a page with the numbers."""
     from attune.fedserver.view import plots
 
-    for line in plots.plot_home(place_of(home), out, labels, pictures, formats):
+    for line in plots.plot_home(place_of(home), out, pictures, formats):
         click.echo(line)
 
 

@@ -69,19 +69,17 @@ def status(home: Path | None, as_json: bool) -> None:
 )
 @click.argument("folder", required=False, type=FOLDER)
 def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
-    """Print the address of the running server's page, or serve one of a home or of FOLDER, an exported or saved result."""
+    """Print the address of the running server's page, or serve one of the home, which FOLDER can name, too."""
     from attune.fedserver.web import pages
     from attune.fedserver.web.serving import PageAddress
 
     if folder is not None and home is not None:
         raise click.UsageError("FOLDER stands alone: without --home")
-    place = place_of(home)
-    if folder is None and (url := pages.running_page(place)) is not None:
+    place = place_of(folder or home)
+    if (url := pages.running_page(place)) is not None:
         click.echo(url)
-        return
-    if folder is None:
-        place.require()
-    pages.show(folder or place.path, PageAddress(port=port), click.echo)
+    else:
+        pages.show(place, PageAddress(port=port), click.echo)
 
 
 @click.command("tls-name")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import fsum
 from statistics import fmean
@@ -11,8 +10,6 @@ from typing import Any
 from attune.common.methods.method import EvaluatedAs
 from attune.common.metrics import METRICS, reported_by
 from attune.fedserver.core.records import Report
-
-ByRound = dict[int, list[float]]  # the values of the devices, by the round that their reports name
 
 
 def accuracies(rows: Iterable[Report], evaluate: EvaluatedAs) -> dict[str, tuple[float, int]]:
@@ -105,13 +102,3 @@ def summary(rows: Iterable[Report], evaluate: EvaluatedAs, metric: str = "accura
         text += f", loss {sum(losses) / len(losses):.4g}"
     mean = over_all(accuracies(listed, evaluate))
     return f"{text}, {metric} {mean['mean_over_clients']:.4f}" if mean else text
-
-
-def by_round(rows: Iterable[Report]) -> dict[str, dict[str, ByRound]]:
-    """Return metric -> work -> round -> values, for the metrics that are numbers and were reported."""
-    metrics: dict[str, dict[str, ByRound]] = {name: {} for name in METRICS}
-    for row in rows:
-        for name, value in reported_by(row).items():
-            if isinstance(value, int | float):
-                metrics[name].setdefault(row.work, defaultdict(list))[row.round].append(value)
-    return {name: works for name, works in metrics.items() if works}

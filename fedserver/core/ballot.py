@@ -1,4 +1,4 @@
-"""Votes of the sites: on the schema of their tables, so that one site alone cannot stop a federation; and the plan's classes.
+"""Votes of the sites: on the schema of their tables, so that none alone can stop a federation; the plan's classes and score.
 
 The classes are the union of what the devices have, each class once, whatever a site's table looks like.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 
 from attune.common.classes import NO, YES, look_alikes, other_forms
+from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch
-from attune.common.plan import Label, Profile
+from attune.common.plan import RARE, Label, Profile
 from attune.common.schema import MAX_VALUES, ORIGIN, Column, Schema
 from attune.common.text import clean, listed
 from attune.fedserver.core.data_form import MAX_LABELS
@@ -31,6 +33,26 @@ from attune.fedserver.core.voices import majority, usual_and_most, votes_of
 FEWEST_VOICES = 3  # with fewer no site is outvoted
 OTHERS = "most other devices"
 Votes = Mapping[str, Fraction]
+
+
+def score_of(train: TrainSettings, classes: Sequence[Label], profiles: Sequence[Profile]) -> dict[str, Any]:
+    """Return the plan's `score`, and why; empty for the task's own score.
+
+    Raises:
+        SettingError: The data have no two classes to be ranked.
+    """
+    first, rare = profiles[0], sum(profile.rare is True for profile in profiles)
+    ranks = first.task == "classes" and len(classes) == 2 and not first.per_position
+    if train.score == "auroc":
+        if not ranks:
+            raise SettingError('train.score = "auroc" is for two classes with one label a sample; leave it out')
+        return {"score": "auroc"}
+    if train.score == "accuracy" or not ranks or 2 * rare <= len(profiles):
+        return {}
+    return {
+        "score": "auroc",
+        "rare": f"one of two classes has less than {RARE:.0%} of the samples at {rare} of {len(profiles)} sites",
+    }
 
 
 def united(

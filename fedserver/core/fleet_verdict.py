@@ -1,16 +1,22 @@
-"""Verdict on a federation for its fleet and for each device: what devices keep, against what they could have instead."""
+"""Verdict on a federation for its fleet and for each device: what devices keep, against what they could have instead.
+
+Below it the pooled difference of AUROCs: a random-effects mean, about new patients of these sites and these trained models.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
+import msgspec
+
 from attune.common.metrics import KEPT_RIVALS, Rival
-from attune.common.statistics import RIVAL_WORDS, HelpOrHarm, Pair, interval_of_mean, mcnemar, pairs_of, to_beat
+from attune.common.statistics import RIVAL_WORDS, HelpOrHarm, Pair, Z, interval_of_mean, mcnemar, pairs_of, student, to_beat
 
 
 @dataclass(frozen=True)
@@ -109,3 +115,92 @@ def _effects(pairs: Sequence[Pair]) -> list[HelpOrHarm | None]:
         for i, belief in zip(measured, beliefs, strict=True):
             effects[i] = belief.effect()
     return effects
+
+
+LEAST_ERROR = 1e-3  # of a site: two equal models have 0, with which a site would decide alone
+FOR_INTERVAL, FOR_PREDICTION = 3, 5  # sites
+STEPS = 60  # halvings
+WIDEST = 4.0  # variance between sites: differences lie from -1 to 1, so Q at it is below k - 1
+
+
+class Pooled(msgspec.Struct, frozen=True):
+    """Mean difference of what k sites keep and their ordinary models alone.
+
+    Attributes:
+        sites: k.
+        gain: The mean.
+        between: Variance between sites (Paule and Mandel, J. of Research of the National Bureau of Standards 1982).
+        interval: Interval of the mean (Hartung and Knapp, Statistics in Medicine 2001), from 3 sites. Few sites that agree by
+            chance would make it far too narrow, so it is at least as wide as if all sites had one gain.
+        prediction: Where the difference of another site like these lies, from 5 sites (Higgins et al., JRSS A 2009).
+        too_few: Further sites, whose test parts have too few cases of a class.
+    """
+
+    sites: int
+    gain: float
+    between: float
+    interval: tuple[float, float] | None
+    prediction: tuple[float, float] | None
+    too_few: int = 0
+
+    def words(self) -> str:
+        """Return the mean as a line of text, the same words in every view."""
+        known = "95 % {:+.3f} to {:+.3f}, at least as wide as if all sites had one gain"
+        between = f" (an interval needs {FOR_INTERVAL})" if self.interval is None else f", {known.format(*self.interval)}"
+        another = "" if self.prediction is None else "; another site like these {:+.3f} to {:+.3f}".format(*self.prediction)
+        left = f"; {self.too_few} more with too few cases" if self.too_few else ""
+        return (
+            f"AUROC against {RIVAL_WORDS['alone']}: {self.gain:+.3f} pooled over {self.sites} "
+            f"site{'s' * (self.sites > 1)}{left}{between}, for new patients of these sites and these trained models{another}"
+        )
+
+
+def pooled_auroc(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the figures and the words of the difference that devices have tested, for JSON; None if no device has.
+
+    Args:
+        reports: Metrics of each device's last evaluation, by name.
+    """
+    evaluated = [metrics for metrics in reports if metrics.get("kept") is not None and metrics.get("test_samples")]
+    claims = [(metrics.get("auroc_gain_alone"), metrics.get("auroc_error_alone")) for metrics in evaluated]
+    too_few = sum(metrics.get("auroc_kept") is None for metrics in evaluated)
+    over = pooled([(gain, error) for gain, error in claims if gain is not None and error is not None], too_few)
+    return None if over is None else msgspec.structs.asdict(over) | {"words": over.words()}
+
+
+def pooled(sites: Sequence[tuple[float, float]], too_few: int = 0) -> Pooled | None:
+    """Return the mean of differences, each with its standard error; None without any.
+
+    Variances are estimates of a few cases, and small ones go with large areas. As they are, they would decide the weights too
+    much: the interval covered 92 to 94 % in simulated fleets of five sites (benchmarks/calibrated.py). So they are drawn half
+    way, in their logarithms, to their median (Berkey et al., Statistics in Medicine 1995).
+    """
+    if not sites:
+        return None
+    gains, errors, freedom = [gain for gain, _ in sites], [max(LEAST_ERROR, error) for _, error in sites], len(sites) - 1
+    variances = [error * math.sqrt(median(other**2 for other in errors)) for error in errors]
+    _, spread, at_one_gain = _weighed(gains, variances, 0.0)
+    low, between = 0.0, WIDEST if spread > freedom else 0.0
+    for _ in range(STEPS):
+        middle = (low + between) / 2
+        low, between = (middle, between) if _weighed(gains, variances, middle)[1] > freedom else (low, middle)
+    mean, spread, total = _weighed(gains, variances, between)
+    interval = prediction = None
+    if len(sites) >= FOR_INTERVAL:
+        error = max(math.sqrt(spread / freedom / total), Z / student(freedom) / math.sqrt(at_one_gain))
+        interval = _about(mean, student(freedom) * error)
+    if len(sites) >= FOR_PREDICTION:
+        prediction = _about(mean, student(freedom - 1) * math.hypot(error, math.sqrt(between)))
+    return Pooled(len(sites), mean, between, interval, prediction, too_few)
+
+
+def _weighed(gains: Sequence[float], variances: Sequence[float], between: float) -> tuple[float, float, float]:
+    """Return the mean under this variance between sites, the sum of weighted squares about it, and that of the weights."""
+    weights = [1 / (variance + between) for variance in variances]
+    total = math.fsum(weights)
+    mean = math.fsum(weight * gain for weight, gain in zip(weights, gains, strict=True)) / total
+    return mean, math.fsum(weight * (gain - mean) ** 2 for weight, gain in zip(weights, gains, strict=True)), total
+
+
+def _about(mean: float, half: float) -> tuple[float, float]:
+    return mean - half, mean + half

@@ -17,12 +17,12 @@ from attune.common.methods.registry import configured_from, method_from_options,
 from attune.common.methods.settings.aggregators import ClippedSettings
 from attune.common.models import registry as models
 from attune.common.models.options import SHARPNESS
-from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, closed_form_words, standardisation
+from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, closed_form_words, score_words, standardisation
 from attune.common.protocol import IN_NO_SUM, SUMS
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of, device_defaults
-from attune.fedserver.core.ballot import united_classes
+from attune.fedserver.core.ballot import score_of, united_classes
 from attune.fedserver.core.blended_sums import with_closed_form
 from attune.fedserver.core.buffered_rounds import BufferedRounds, ReplayedRounds
 from attune.fedserver.core.client_privacy import (
@@ -283,8 +283,7 @@ def make_plan(
         SettingError: The settings do not fit the devices' data, classes look alike, or the plan is too long.
     """
     ordered = [profiles[name] for name in sorted(profiles)]
-    declared, privacy = settings.data, with_noise(settings.privacy, settings.round)
-    first = ordered[0]
+    declared, privacy, first = settings.data, with_noise(settings.privacy, settings.round), ordered[0]
     check_public(privacy, declared, first)
     check_conflicts(settings, first.task)
     # In other tasks the same on all devices, in the order of the columns of y.
@@ -309,6 +308,7 @@ def make_plan(
         spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": SHARPNESS})
     if schema is not None and schema.embedded:
         spec = msgspec.structs.replace(spec, embedded=schema.embedded)
+    given = privacy.unit != "none"
     plan = Plan(
         federation=federation,
         seed=settings.seed,
@@ -317,12 +317,10 @@ def make_plan(
         method=settings.method.name,
         method_options=settings.method_options,
         train=_train_of(settings, first.task, ordered),
-        scale=declared_scale(privacy, first) if privacy.unit != "none" else masked.features or scale_of(profiles, fewest),
+        scale=declared_scale(privacy, first) if given else masked.features or scale_of(profiles, fewest),
         column_names=declared.names or columns_of(profiles),
         task=first.task,
-        targets=declared_targets(privacy, first)
-        if privacy.unit != "none"
-        else masked.targets or scale_of_targets(profiles, fewest),
+        targets=declared_targets(privacy, first) if given else masked.targets or scale_of_targets(profiles, fewest),
         run=run,
         transforms=settings.transforms,
         device_transforms=settings.encodings.on_devices,
@@ -331,9 +329,10 @@ def make_plan(
         schema=schema,
         schema_digest="" if schema is None else schema.digest,
         portfolio=True,
+        **score_of(settings.train, classes, ordered),
     )
-    packages = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
-    plugins = {package.name: package.version for package in packages}
+    on_devices = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
+    plugins = {package.name: package.version for package in on_devices}
     returns = returns_of(settings.configured)
     if settings.round.mode == "buffered" and "shared" in settings.configured.aggregators:
         returns["shared"] = "change"  # the state may have moved on when it arrives
@@ -362,7 +361,7 @@ def _train_of(settings: ResolvedSettings, task: TaskName, profiles: Sequence[Pro
     train = settings.train
     validation = train.validation if TASKS[task].by_sample else 0.0
     epochs = train.local_epochs if settings.sets_epochs else usual_epochs(train, (profile.samples for profile in profiles))
-    return msgspec.structs.replace(train, validation=validation, local_epochs=epochs)
+    return msgspec.structs.replace(train, validation=validation, local_epochs=epochs, score=msgspec.UNSET)
 
 
 def pinned(plan: Plan, body_digest: str) -> Plan:
@@ -373,8 +372,9 @@ def pinned(plan: Plan, body_digest: str) -> Plan:
 
 
 def notes_on(plan: Plan, settings: ResolvedSettings) -> list[str]:
-    """Return what the operator is told of a new plan: its scales, its closed form, and why it has this model."""
-    return [line for line in (standardisation(plan), closed_form_words(plan), why_this_model(settings, plan)) if line]
+    """Return what the operator is told of a new plan: its scales, closed form and score, and why it has this model."""
+    lines = (standardisation(plan), closed_form_words(plan), score_words(plan), why_this_model(settings, plan))
+    return list(filter(None, lines))
 
 
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from attune.common.exchange.transform import SUMMED
 from attune.common.faults import SERVER, fail_at
-from attune.common.task import TASKS
+from attune.common.task import SCORED
 from attune.fedserver.core.accuracy import summary
 from attune.fedserver.core.buffered_rounds import staleness_weight
 from attune.fedserver.core.messages import Aggregated, Effect, GoBack, Record, SummedChanges
@@ -105,7 +105,7 @@ class RoundCloser:
         fail_at(SERVER, closing.number, "settled")
         number, rounds = closing.number, record.last or settings.round.rounds
         which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
-        LOG.info("%s closed: %s", which, summary(closing.rows, settings.method.evaluate, TASKS[state.task].metric))
+        LOG.info("%s closed: %s", which, summary(closing.rows, settings.method.evaluate, SCORED[state.task].metric))
         LOG.debug("round %d: %s", number, done.metrics)
         if closing.setback:
             LOG.warning("round %d counts for nothing: %s", number, closing.setback)
@@ -126,7 +126,7 @@ class RoundCloser:
         await overcome(partial(state.storage.ledger.commit_round, record, [], rows, marks))
         fail_at(SERVER, number, "evaluation-committed")
         await overcome(partial(state.executors.disk, state.inbox.clear_evaluation, number, list(entries)))
-        LOG.info("state after round %d evaluated: %s", number, summary(rows, "served", TASKS[state.task].metric))
+        LOG.info("state after round %d evaluated: %s", number, summary(rows, "served", SCORED[state.task].metric))
 
     async def _make(self, number: int, cohort: frozenset[str], back: GoBack | None) -> ClosedRound:
         """Aggregate the updates of a round, or go back. Errors are those of the lab, the inbox and the ledger."""

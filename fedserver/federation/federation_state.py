@@ -10,7 +10,7 @@ import msgspec
 
 from attune.common.errors import CertificateRefused
 from attune.common.plan import Plan
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.core.phases import Rules
@@ -70,9 +70,9 @@ class FederationState:
         self.run = ""
 
     @property
-    def task(self) -> TaskName:
-        """Task of the plan, or "classes" without a plan."""
-        return self.plan.task if self.plan else "classes"
+    def task(self) -> ScoredTask:
+        """Task of the plan with its score, or "classes" without a plan."""
+        return "classes" if self.plan is None else "ranked" if self.plan.score else self.plan.task
 
     @property
     def line(self) -> str:

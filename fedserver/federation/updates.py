@@ -15,7 +15,7 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.methods.method import SOLVED
 from attune.common.metrics import read_metrics
 from attune.common.protocol import REWRITTEN
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.advice import advice
 from attune.fedserver.core.messages import Acknowledge, OrderId, Reported
@@ -299,7 +299,7 @@ def _upload_is_whole(order_id: OrderId) -> None:
     fail_at(SERVER, order_id.round, "upload-whole")
 
 
-def row_of(order: OrderId, update: Update, device: DeviceRecord | None, task: TaskName = "classes") -> Report:
+def row_of(order: OrderId, update: Update, device: DeviceRecord | None, task: ScoredTask = "classes") -> Report:
     """Return what is kept of a report.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Narrow interfaces between what the server decides and the world; each has an implementation in memory that ships."""
+"""Narrow interfaces between what the server decides and the world; each has an implementation in memory (`simulation`)."""

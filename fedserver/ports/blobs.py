@@ -2,7 +2,7 @@
 
 A `Blob` is content: digest and size, and a name that holds it. Content never changes, and is there as long as a name holds it;
 several names may hold equal content. The first piece of a name says what the content is for, such as `state/` or `inbox/`. A
-store may address content by digest and keep names in a table (`stores.memory` does), or use names as file names
+store may address content by digest and keep names in a table (`simulation.memory` does), or use names as file names
 (`stores.folder` does). A name is given to content in one step, whole or not at all, and can be given to other content later.
 """
 

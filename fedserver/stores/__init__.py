@@ -1,1 +1,1 @@
-"""Stores of the server's state: SQLite and folders of blobs, or memory."""
+"""Stores of the server's state: SQLite and folders of blobs, or PostgreSQL and S3."""

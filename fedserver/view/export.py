@@ -96,7 +96,7 @@ def write_tables(
 def summarised(snapshot: Snapshot, plan: Plan) -> summary.Summary:
     """Return the contents of summary.json."""
     settings = snapshot.settings
-    return summary.summarise(snapshot.rows, settings, plan.model.name, snapshot.record.round, plan.task)
+    return summary.summarise(snapshot.rows, settings, plan.model.name, snapshot.record.round, plan.scored)
 
 
 def write_state(snapshot: Snapshot, blobs: Blobs, out: Path) -> list[str]:

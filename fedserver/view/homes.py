@@ -33,6 +33,7 @@ from attune.fedserver.view.status import (
     warnings_of,
 )
 
+AUROCS = {"auroc_kept": "AUROC kept", "auroc_low": "its 95 %", "auroc_alone": "AUROC alone", "auroc_p_alone": "AUROC p"}
 COMPARED = ("kept", "alone", "local", "common", "constant")  # scores with a column, if some device has reported one
 SHOWN_REFUSALS = 5  # the latest; --json has them all
 WIDE = 500  # columns off a terminal: nothing is cut or wrapped
@@ -110,13 +111,14 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
         yield from privacy_lines(status["privacy"])
     for verdict in status["fleet"]:
         yield f"what devices keep {verdict['words']}"
+    if over := status.get("auroc"):  # an older saved status has none
+        yield f"what devices keep, {over['words']}"
     if status["accuracy"] and status["constant"]:
         yield f"a constant answer: {_averages(status['constant'])}"
     yield from _no_better(status)
     if status["standardisation"]:
         yield status["standardisation"]
-    if words := status.get("closed_form"):  # an older saved status has none
-        yield words
+    yield from filter(None, map(status.get, ("closed_form", "score")))  # an older saved status has none
     yield from (f"warning: {text}" for text in warnings_of(status))
 
 
@@ -137,14 +139,22 @@ def _no_better(status: dict[str, Any]) -> Iterator[str]:
 
 def _table(clients: list[dict[str, Any]], metric: str) -> Table:
     compared = [name for name in COMPARED if any(client.get(f"accuracy_{name}") is not None for client in clients)]
-    heads = ("device", "state", "samples", metric, "95 %", *compared, "verdict", "probably", "keeps mostly", "note")
-    return text_table(heads, (_cells(client, compared) for client in clients), "note")
+    ranked = [key for key in AUROCS if any(client.get(key) is not None for client in clients)]
+    areas = (AUROCS[key] for key in ranked)
+    heads = ("device", "state", "samples", metric, "95 %", *compared, *areas, "verdict", "probably", "keeps mostly", "note")
+    return text_table(
+        heads, (_cells(client, [*(f"accuracy_{name}" for name in compared), *ranked]) for client in clients), "note"
+    )
 
 
-def _cells(client: dict[str, Any], compared: Sequence[str]) -> tuple[str, ...]:
+def _cells(client: dict[str, Any], scores: Sequence[str]) -> tuple[str, ...]:
     progress = "" if client["progress"] is None else f" {client['progress']:.0%}"
-    accuracy, *others = (share(client.get(key)) for key in ("accuracy", *(f"accuracy_{name}" for name in compared)))
-    interval = "-" if client["interval"] is None else "{:.3f}-{:.3f}".format(*client["interval"])
+    ends = {
+        "interval": client["interval"],
+        "auroc_low": (low, client["auroc_high"]) if (low := client.get("auroc_low")) else None,
+    }
+    between = {name: "-" if end is None else "{:.3f}-{:.3f}".format(*end) for name, end in ends.items()}
+    accuracy, interval, *others = (between.get(key) or share(client.get(key)) for key in ("accuracy", "interval", *scores))
     numbers = (client["name"], client["state"] + progress, str(client["samples"] or "-"), accuracy, interval, *others)
     return (*numbers, client["verdict"] or "-", client["probably"] or "-", client["kept"] or "-", client["note"] or "")
 

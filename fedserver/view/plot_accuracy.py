@@ -1,20 +1,14 @@
-"""Pictures of accuracies by round, and of all metrics by round."""
+"""Pictures of accuracies by round."""
 
 from __future__ import annotations
 
-import math
-import textwrap
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 import msgspec
 
-from attune.common.metrics import METRICS
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Cell, PageTable, Picture, Section
-from attune.fedserver.core.accuracy import ByRound, by_round
-from attune.fedserver.core.records import Report
 from attune.fedserver.view.summary import Curve, CurvePoint, Figure, Summary
 
 SERIES: dict[Curve, tuple[str, str, str]] = {  # label, colour, mark
@@ -26,8 +20,6 @@ SERIES: dict[Curve, tuple[str, str, str]] = {  # label, colour, mark
     "kept": ("what devices keep", figures.KEPT, "h"),
 }
 MARKED = 60  # states or rounds with a mark each
-COLUMNS, HEADING = 3, 44  # panels of metrics side by side, and characters of a line above one
-WORKS = {"train": ("training", figures.BEFORE), "evaluate": ("evaluation", figures.AFTER)}
 AVERAGES = {"mean_over_clients": "mean over clients", "over_samples": "over all test samples"}
 
 
@@ -135,55 +127,3 @@ def _curve_table(curves: Mapping[Curve, Sequence[CurvePoint]]) -> PageTable:
             row += [point.clients, point.mean_over_clients, point.over_samples] if point else [None] * 3
         rows.append(row)
     return PageTable(heads, rows)
-
-
-def metrics(rows: Sequence[Report]) -> Section:
-    """Draw the mean over clients of each metric by round; the table also has the smallest and largest value.
-
-    A metric whose mean never changes has no panel.
-    """
-    everything = by_round(rows)
-    constants = {name: value for name, works in everything.items() if (value := _constant(works)) is not None}
-    changing = {name: works for name, works in everything.items() if name not in constants}
-    table: list[list[Cell]] = [
-        [name, WORKS[work][0], r, len(numbers), fmean(numbers), min(numbers), max(numbers)]
-        for name, works in everything.items()
-        for work, rounds in sorted(works.items(), reverse=True)
-        for r, numbers in sorted(rounds.items())
-    ]
-    caption = (
-        "Every number that devices report with their answers, averaged over the clients that have it. What a training order "
-        "was served is drawn at the round whose state it is."
-    )
-    if constants:
-        caption += f" The same in every round, and so without a panel: {', '.join(f'{k} {v:g}' for k, v in constants.items())}."
-    heads = ("metric", "order", "round", "clients", "mean", "smallest", "largest")
-    picture = Picture("metrics", _panels_of(changing)) if changing else None
-    return Section("Reports of the devices", caption, picture, PageTable(heads, table))
-
-
-def _panels_of(changing: Mapping[str, Mapping[str, ByRound]]) -> Any:
-    across = min(COLUMNS, len(changing))
-    figure, panels = figures.panels(math.ceil(len(changing) / across), across, len(changing))
-    lines: dict[str, Any] = {}
-    for axes, (name, works) in zip(panels, changing.items(), strict=True):
-        for work, rounds in sorted(works.items(), reverse=True):
-            label, colour = WORKS[work]
-            at = sorted(rounds)
-            line = "-o" if len(at) <= MARKED else "-"
-            # What the order of a round was served is the state after the round before.
-            states = [r - 1 for r in at] if (name, work) == ("accuracy_before", "train") else at
-            lines[label] = axes.plot(states, [fmean(rounds[r]) for r in at], line, color=colour, markersize=3)[0]
-        axes.set_title(textwrap.fill(METRICS[name].heading, HEADING), fontsize=9)
-        figures.plain(axes)
-    panels[0].xaxis.get_major_locator().set_params(integer=True)
-    figure.supxlabel("round", fontsize=10)
-    figure.suptitle("What devices report, mean over clients", fontsize=12)
-    figure.legend(list(lines.values()), list(lines), frameon=False, fontsize=9, loc="upper right", ncols=len(lines))
-    return figure
-
-
-def _constant(works: Mapping[str, ByRound]) -> float | None:
-    """Return the mean of a metric that is the same in every round, or None if it changes or there is one round."""
-    means = [fmean(numbers) for rounds in works.values() for numbers in rounds.values()]
-    return means[0] if len(means) > 1 and max(means) == min(means) else None

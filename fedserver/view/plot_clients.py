@@ -117,7 +117,7 @@ def _spread(unit: str, A_SS: Matrix) -> list[Cell]:
     return [unit, float(A_SS.diagonal().mean()), float(np.exp(entropy_S).mean())]
 
 
-def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], coloured_by: str) -> Section:
+def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str]) -> Section:
     """Draw a map of the clients' embeddings (t-SNE of van der Maaten & Hinton, 2008), coloured by group.
 
     Raises:
@@ -140,7 +140,7 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
         at_N2 = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(z_NE.astype(np.float64))
     figure = figures.new(8.0, 6.0)
     axes = figure.add_subplot()
-    _points(axes, at_N2, [groups.get(client) for client in clients], coloured_by)
+    _points(axes, at_N2, [groups.get(client) for client in clients])
     if len(clients) <= NAMED:
         for client, (x, y) in zip(figures.short(clients), at_N2, strict=True):
             axes.annotate(client, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7, color="0.25")
@@ -152,37 +152,14 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
     rows: list[list[Cell]] = [
         [client, groups.get(client), float(x), float(y)] for client, (x, y) in zip(clients, at_N2, strict=True)
     ]
-    shares = neighbours(z_NE, [groups.get(client) for client in clients])
-    if shares is not None:
-        share, chance = shares
-        caption += (
-            f" Coloured by {coloured_by}. The nearest other client in the space of the embeddings has the same colour for "
-            f"{share:.1%} of the clients; by chance it would for {chance:.1%}."
-        )
+    caption += " Coloured by classes." if groups else ""
     picture = Picture("embeddings", figure)
     return Section(
-        "Client embeddings", caption, picture, PageTable(("client", coloured_by if groups else "colour", "x", "y"), rows)
+        "Client embeddings", caption, picture, PageTable(("client", "classes" if groups else "colour", "x", "y"), rows)
     )
 
 
-def neighbours(z_NE: Matrix, groups: Sequence[str | None]) -> tuple[float, float] | None:
-    """Return how often the nearest other client (Euclidean) is of the same group, and how often any other is; both as shares.
-
-    Clients without a group are left out. None if there are fewer than two groups.
-    """
-    known = [i for i, group in enumerate(groups) if group is not None]
-    if len({groups[i] for i in known}) < 2:
-        return None
-    kept_NE = z_NE[known].astype(np.float64)
-    square_NN = np.square(kept_NE[:, None] - kept_NE).sum(axis=-1)
-    np.fill_diagonal(square_NN, np.inf)
-    kinds = np.unique([str(groups[i]) for i in known], return_inverse=True)[1]
-    same_N = kinds[square_NN.argmin(axis=1)] == kinds
-    sizes = np.bincount(kinds)
-    return float(same_N.mean()), float((sizes * (sizes - 1)).sum() / (len(known) * (len(known) - 1)))
-
-
-def _points(axes: Any, at_N2: Matrix, groups: Sequence[str | None], coloured_by: str) -> None:
+def _points(axes: Any, at_N2: Matrix, groups: Sequence[str | None]) -> None:
     from matplotlib import colormaps
 
     kinds = figures.natural({group for group in groups if group is not None})
@@ -200,4 +177,4 @@ def _points(axes: Any, at_N2: Matrix, groups: Sequence[str | None], coloured_by:
     if unknown:
         axes.scatter(*at_N2[unknown].T, s=30, facecolors="none", edgecolors="0.5", label=f"unknown ({len(unknown)})")
     if len(kinds) <= KEYED:
-        axes.legend(title=coloured_by, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        axes.legend(title="classes", frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

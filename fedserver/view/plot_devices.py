@@ -11,20 +11,21 @@ from attune.common import text
 from attune.common.metrics import ACCURACIES
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Cell, PageTable, Picture, Section
-from attune.common.statistics import RIVAL_WORDS, Finding, interval_of
-from attune.common.task import TASKS, TaskName
+from attune.common.statistics import RIVAL_WORDS, Verdict, interval_of
+from attune.common.task import SCORED, ScoredTask
 from attune.fedserver.core.records import Report
 from attune.fedserver.view.summary import ClientSummary, Summary
 
 DEVICES = "Devices"  # title of the section with each device's models
 NAMED = 120  # devices whose names fit below the axis
-WORDS: dict[Finding | None, str] = {
+WORDS: dict[Verdict | None, str] = {
     "better": "helped: what it keeps is better than all that it could have alone",
     "worse": "not helped: another model is better than what it keeps",
     "unclear": "unclear: too few test samples to say",
+    "too few cases": "too few cases of one class in the test part",
     None: "not compared",
 }
-SHADES: dict[Finding | None, str] = {"better": figures.COLOURS[0], "worse": figures.COLOURS[8], "unclear": "0.6", None: "0.85"}
+SHADES: dict[Verdict | None, str] = {"better": figures.COLOURS[0], "worse": figures.COLOURS[8], "unclear": "0.6", None: "0.85"}
 NETWORKS = (
     (attrgetter("local"), "a network trained alone", figures.LOCAL, "s"),
     (attrgetter("common"), "common model", figures.COMMON, "D"),
@@ -44,7 +45,7 @@ def helped(summary: Summary, evaluated: Mapping[str, Report]) -> Section:
         summary: The federation.
         evaluated: Each device's latest evaluation.
     """
-    compared = [client for client in summary.clients if client.verdict is not None]
+    compared = [client for client in summary.clients if client.gain is not None]
     silent = withheld(evaluated)
     if compared:
         gain = fmean(client.gain or 0.0 for client in compared)
@@ -71,13 +72,15 @@ def unknown(summary: Summary, evaluated: Mapping[str, Report]) -> str:
         summary: The federation.
         evaluated: Each device's latest evaluation.
     """
-    if any(client.verdict is not None for client in summary.clients):
+    if any(client.gain is not None for client in summary.clients):
         return ""
+    if any(client.verdict == "too few cases" for client in summary.clients):
+        return "an AUROC needs 10 test cases of each class, and no device has compared one"
     if not evaluated:
         return "devices have compared nothing yet: they do after the last round, or every round.evaluate_every rounds"
     if silent := withheld(evaluated):
         return silent
-    if not TASKS[summary.task].by_sample:
+    if not SCORED[summary.task].by_sample:
         return f"a {summary.metric} is no mean over test samples, by which devices could compare their models"
     if not any(row.test_samples for row in evaluated.values()):
         return "no device has a test part, on which it could compare models"
@@ -101,7 +104,7 @@ def withheld(evaluated: Mapping[str, Report]) -> str:
 
 def _withholding(evaluated: Mapping[str, Report]) -> list[str]:
     def tells(row: Report) -> bool:
-        return any(getattr(row, name) is not None for name in ACCURACIES)
+        return row.ranked is not None or any(getattr(row, name) is not None for name in ACCURACIES)
 
     return figures.natural(name for name, row in evaluated.items() if row.test_samples and not tells(row))
 
@@ -143,6 +146,7 @@ def clients(summary: Summary) -> Section:
         f"{figures.direction(summary.task)}"
     )
     caption += "".join(f" What devices keep {verdict['words']}." for verdict in summary.fleet)
+    caption += f" {summary.auroc['words']}." if summary.auroc else ""
     return Section(DEVICES, caption, Picture("clients", figure), _table(listed, summary.task))
 
 
@@ -152,7 +156,7 @@ def sorted_by_gain(given: Sequence[ClientSummary]) -> list[ClientSummary]:
     return sorted((by_name[name] for name in figures.natural(by_name)), key=lambda client: -(client.gain or 0.0))
 
 
-def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
+def _models(axes: Any, listed: Sequence[ClientSummary], task: ScoredTask) -> None:
     few = len(listed) <= 60
     shift = SHIFT if any(client.accuracy_kept is not None for client in listed) else 0.0
     for at, client in enumerate(listed):
@@ -175,7 +179,7 @@ def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
 
 
 def _gains(axes: Any, listed: Sequence[ClientSummary]) -> None:
-    named: dict[Finding, str] = {"better": "helped", "unclear": "unclear", "worse": "not helped"}
+    named: dict[Verdict, str] = {"better": "helped", "unclear": "unclear", "worse": "not helped"}
     for verdict, label in named.items():
         placed = [(at, client) for at, client in enumerate(listed) if client.verdict == verdict]
         if placed:
@@ -189,7 +193,7 @@ def _gains(axes: Any, listed: Sequence[ClientSummary]) -> None:
     figures.plain(axes)
 
 
-def _table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
+def _table(listed: Sequence[ClientSummary], task: ScoredTask) -> PageTable:
     rivals = [name for name in RIVAL_WORDS if any(getattr(client, name) is not None for client in listed)]
     heads = (
         "device",

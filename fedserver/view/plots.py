@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing_extensions import Self
 from attune.common.errors import NoModel, SettingError
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Format
-from attune.fedserver.core.accuracy import by_round, comparisons
+from attune.fedserver.core.accuracy import comparisons
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators import stored
 from attune.fedserver.lab.arrays import ArrayFile
@@ -28,13 +27,12 @@ T = TypeVar("T")
 class PictureSource:
     """Data from which the pictures of one federation are drawn."""
 
-    def __init__(self, look: Callable[[], Snapshot], blobs: Blobs, labels: Path | None, where: str) -> None:
+    def __init__(self, look: Callable[[], Snapshot], blobs: Blobs, where: str) -> None:
         """Read the ledger's snapshot and summarise it.
 
         Args:
             look: Returns the present snapshot.
             blobs: The blobs of the state.
-            labels: A CSV file with the clients' groups; None: they are grouped by their classes.
             where: The name of the federation in errors.
 
         Raises:
@@ -46,18 +44,14 @@ class PictureSource:
         self._look, self._blobs, self._where, self.rows = look, blobs, where, snapshot.rows
         self.closed = snapshot.record.round
         settings, plan = snapshot.settings, snapshot.plan
-        self.summary = summarise(snapshot.rows, settings, plan.model.name, self.closed, plan.task)
+        self.summary = summarise(snapshot.rows, settings, plan.model.name, self.closed, plan.scored)
         self.evaluated = comparisons(snapshot.rows)
-        if labels is None:
-            self.groups = by_classes({device.name: device.labels for device in snapshot.devices if device.labels})
-            self.coloured_by = "classes"
-        else:
-            self.groups, self.coloured_by = read_labels(labels, [device.name for device in snapshot.devices])
+        self.groups = by_classes({device.name: device.labels for device in snapshot.devices if device.labels})
 
     @classmethod
-    def of_home(cls, home: ServerHome, labels: Path | None) -> Self:
+    def of_home(cls, home: ServerHome) -> Self:
         """Return the data of a home; errors as for the constructor."""
-        return cls(home.snapshot, home.open().blobs, labels, str(home.path))
+        return cls(home.snapshot, home.open().blobs, str(home.path))
 
     def tensors(self, key: str, read: Callable[[ArrayFile], T]) -> T | None:
         """Return what `read` makes of the slot `key` of whichever part has one; None if no part has."""
@@ -107,14 +101,7 @@ def embeddings(source: PictureSource) -> figures.Section:
     if kept is None:
         raise SettingError(f"{source.summary.method} has no embeddings of clients; fedtp, pfedhn and their relatives have")
     names, z_NE = kept
-    return plot_clients.embeddings(z_NE, names, source.groups, source.coloured_by)
-
-
-def metrics(source: PictureSource) -> figures.Section:
-    """Draw every metric by round."""
-    if not by_round(source.rows):
-        raise SettingError("no device has reported a number")
-    return plot_accuracy.metrics(source.rows)
+    return plot_clients.embeddings(z_NE, names, source.groups)
 
 
 PICTURES: dict[str, Callable[[PictureSource], figures.Section]] = {
@@ -122,13 +109,10 @@ PICTURES: dict[str, Callable[[PictureSource], figures.Section]] = {
     "accuracy": accuracy,
     "attention": attention,
     "embeddings": embeddings,
-    "metrics": metrics,
 }
 
 
-def plot_home(
-    home: ServerHome, out: Path, labels: Path | None, wanted: Sequence[str], formats: Sequence[Format] = ("png",)
-) -> list[str]:
+def plot_home(home: ServerHome, out: Path, wanted: Sequence[str], formats: Sequence[Format] = ("png",)) -> list[str]:
     """Write pictures and a page into `out`; return a line for each file, and for each picture that is left out.
 
     Without `wanted`, all pictures are drawn that are possible.
@@ -137,7 +121,7 @@ def plot_home(
         NoModel: No round is closed yet.
         SettingError: A wanted picture is not possible.
     """
-    title, sections, left_out = pages(PictureSource.of_home(home, labels), wanted)
+    title, sections, left_out = pages(PictureSource.of_home(home), wanted)
     return [*map(str, figures.write(out, title, sections, formats)), *left_out]
 
 
@@ -160,23 +144,3 @@ def by_classes(labels: Mapping[str, str]) -> dict[str, str]:
     """Group clients by the classes that they declared; empty if all have the same, or each has different ones."""
     kinds = set(labels.values())
     return dict(labels) if 1 < len(kinds) < len(labels) else {}
-
-
-def read_labels(path: Path, known: Sequence[str]) -> tuple[dict[str, str], str]:
-    """Read the labels of clients from a CSV file with a column `client` and one other; return them and the other's name.
-
-    Raises:
-        SettingError: The file has another form, or names no client of this federation.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            heads = [head for head in reader.fieldnames or () if head != "client"]
-            if len(heads) != 1 or len(reader.fieldnames or ()) != 2:
-                raise SettingError(f"{path} needs a head with two columns, such as `client,label`, not {reader.fieldnames}")
-            groups = {row["client"]: row[heads[0]] for row in reader if row[heads[0]]}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SettingError(f"cannot read {path}: {error}") from None
-    if not groups.keys() & set(known):
-        raise SettingError(f"{path} names no client of this federation; its clients are {', '.join(list(known)[:5])}, ...")
-    return groups, heads[0]

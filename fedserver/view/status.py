@@ -15,17 +15,17 @@ from attune.common.errors import SettingError
 from attune.common.methods.private_training import steps_per_order, with_orders
 from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import METRICS
-from attune.common.plan import Plan, closed_form_words, standardisation
+from attune.common.plan import Plan, closed_form_words, score_words, standardisation
 from attune.common.privacy.accountant import MEANING, NoisySteps, epsilon_of
 from attune.common.privacy.statement import mode_of, visible_of
-from attune.common.statistics import interval_of, verdict_of
-from attune.common.task import TASKS, TaskName
+from attune.common.statistics import interval_of, shown_verdict
+from attune.common.task import SCORED, ScoredTask
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, over_all, without_use
 from attune.fedserver.core.advice import advice
 from attune.fedserver.core.ballot import classes_apart
 from attune.fedserver.core.client_privacy import drawn_rate, releases
 from attune.fedserver.core.data_form import one_token
-from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts, pooled_auroc
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord, Report
@@ -214,7 +214,7 @@ def status(
     connected = {device.name for device in devices if device.connected and served}
     final = [row for row in rows if row.work == "evaluate" and row.round >= last] if done else rows
     latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
-    constant, task = constants(rows), snapshot.plan.task if snapshot.plan else "classes"
+    constant, task = constants(rows), snapshot.plan.scored if snapshot.plan else "classes"
     verdicts = fleet_verdicts(reports)
     ends = {entry.name: entry for entry in sorted(snapshot.certificates, key=lambda entry: entry.not_after)}
     asking = record.phase in (Phase.TRAINING, Phase.EVALUATING)
@@ -244,13 +244,15 @@ def status(
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
         "standardisation": (standardisation(snapshot.plan) or None) if snapshot.plan else None,
         "closed_form": (closed_form_words(snapshot.plan) or None) if snapshot.plan else None,
+        "score": (score_words(snapshot.plan) or None) if snapshot.plan else None,
         "classes_apart": classes_apart(_classes_of(devices)) or None,
         "one_token": one_token({device.name: device.token for device in devices if not device.revoked}) or None,
-        "metric": TASKS[task].metric,
+        "metric": SCORED[task].metric,
         "accuracy": over_all(latest),
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
         "no_better_than_constant": without_use(rows, latest),
         "fleet": [verdict.report() for verdict in verdicts],
+        "auroc": pooled_auroc(reports.values()),
         "privacy": privacy_facts(snapshot),
         "buffer": _buffer(record, rows, settings.round) if settings.round.mode == "buffered" else None,
         "paused": record.paused,
@@ -310,7 +312,7 @@ def _renewing(name: str, expired: bool) -> str:
 
 def _reported(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return every metric by name, None for those that were not reported, and the verdict that follows from them."""
-    return {"verdict": verdict_of(metrics)} | {name: metrics.get(name) for name in METRICS}
+    return {"verdict": shown_verdict(metrics)} | {name: metrics.get(name) for name in METRICS}
 
 
 def _since(name: str, devices: Iterable[DeviceRecord], record: Record) -> float:
@@ -319,7 +321,7 @@ def _since(name: str, devices: Iterable[DeviceRecord], record: Record) -> float:
     return max(left, record.opened_at)
 
 
-def _accuracy(latest: tuple[float, int] | None, task: TaskName) -> dict[str, Any]:
+def _accuracy(latest: tuple[float, int] | None, task: ScoredTask) -> dict[str, Any]:
     """Return the accuracy of the model by which the method is judged, with its 95 % interval."""
     return {"accuracy": latest[0] if latest else None, "interval": interval_of(*latest, task) if latest else None}
 

@@ -21,11 +21,11 @@ from attune.common.config import RoundSettings
 from attune.common.errors import SettingError
 from attune.common.methods.method import EvaluatedAs
 from attune.common.metrics import Rival, within_bounds
-from attune.common.statistics import Finding, HelpOrHarm, strongest, verdict_of
-from attune.common.task import TASKS, TaskName
+from attune.common.statistics import HelpOrHarm, Verdict, shown_verdict, strongest
+from attune.common.task import SCORED, ScoredTask
 from attune.common.text import converted, from_json, newer_format
 from attune.fedserver.core import accuracy as of_rows
-from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts, pooled_auroc
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Report
 
@@ -105,8 +105,9 @@ class ClientSummary(msgspec.Struct, frozen=True):
     gain: float | None = None  # gain by federation
     gain_interval: tuple[float, float] | None = None
     rival: Rival | None = None  # the model that the gain is over
-    verdict: Finding | None = None
+    verdict: Verdict | None = None
     probably: HelpOrHarm | None = None  # of what it keeps, from the evidence of the whole fleet
+    auroc: dict[str, float] = {}  # what it reported of AUROC: the metrics of this name
 
     @property
     def compared(self) -> float | None:
@@ -136,24 +137,26 @@ class Summary(msgspec.Struct, frozen=True):
     clients: list[ClientSummary]
     settings: dict[str, Any]
     no_better_than_constant: list[str] = []  # clients whose model is no better than a constant answer
-    task: TaskName = "classes"
+    task: ScoredTask = "classes"
     fleet: list[dict[str, Any]] = []  # what devices keep against each rival, as in status
+    auroc: dict[str, Any] | None = None  # its pooled difference, as in status
     format: int = 1  # of all files of the folder
 
     @property
     def metric(self) -> str:
         """Name of the score."""
-        return TASKS[self.task].metric
+        return SCORED[self.task].metric
 
 
 def summarise(
-    rows: Sequence[Report], settings: ResolvedSettings, model: str | None, closed: int, task: TaskName = "classes"
+    rows: Sequence[Report], settings: ResolvedSettings, model: str | None, closed: int, task: ScoredTask = "classes"
 ) -> Summary:
     """Return the contents of summary.json. `rows` must be in the order of time."""
     evaluate, policy = settings.method.evaluate, settings.round
     by_name = curves(rows, evaluate, policy)
     judged = judged_by(evaluate)
-    verdicts = fleet_verdicts(of_rows.latest_metrics(rows))
+    reports = of_rows.latest_metrics(rows)
+    verdicts = fleet_verdicts(reports)
     listed = [msgspec.structs.replace(client, probably=effect_of(verdicts, client.name)) for client in clients(rows, evaluate)]
     return Summary(
         method=settings.method.name,
@@ -172,6 +175,7 @@ def summarise(
         no_better_than_constant=of_rows.without_use(rows, of_rows.accuracies(rows, evaluate)),
         task=task,
         fleet=[verdict.report() for verdict in verdicts],
+        auroc=pooled_auroc(reports.values()),
     )
 
 
@@ -291,7 +295,8 @@ def clients(rows: Sequence[Report], evaluate: EvaluatedAs) -> list[ClientSummary
             **(_compared(comparison) if comparison else {}),
         )
 
-    return [of(name) for name in sorted(accuracy.keys() | trained.keys())]
+    too_few = {name for name, row in compared.items() if row.ranked and row.accuracy_before is None}
+    return [of(name) for name in sorted(accuracy.keys() | trained.keys() | too_few)]
 
 
 def _compared(row: Report) -> dict[str, Any]:
@@ -299,7 +304,8 @@ def _compared(row: Report) -> dict[str, Any]:
     metrics = msgspec.structs.asdict(row)
     pair = strongest(metrics)
     gained = {} if pair is None else {"gain": pair.difference, "gain_interval": pair.interval(), "rival": pair.rival}
-    return {"own_accuracy": row.accuracy_before, "verdict": verdict_of(metrics)} | gained
+    areas = {name: value for name, value in metrics.items() if name.startswith("auroc_") and value is not None}
+    return {"own_accuracy": row.accuracy_before, "verdict": shown_verdict(metrics), "auroc": areas} | gained
 
 
 def averages(listed: Sequence[ClientSummary]) -> dict[Figure, Average]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from attune.fedserver.federation.streams import Span
 from attune.fedserver.web.condensed import RoundLine, Totals
 
-Kind = Literal["server", "standby", "home", "folder", "simulation"]
+Kind = Literal["server", "standby", "home", "simulation"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Pages: of the server in this process, with its buttons, and for `fedserver dashboard` of a home or a folder of results."""
+"""Pages: of the server in this process, with its buttons, and for `fedserver dashboard` of a home."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import msgspec
 from attune.common.config import ServerSettings
 from attune.common.durable import write_file
 from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse, SettingError
-from attune.common.plan import run_name
 from attune.common.text import from_json, newer_format
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
@@ -23,17 +22,14 @@ from attune.fedserver.federation.streams import REVOKED, DeviceActivity
 from attune.fedserver.home import ServedAddress, ServerHome
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
-from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.view.summary import NOT_ONE, check_format, read_rows
 from attune.fedserver.web import serving
 from attune.fedserver.web.actions import Action, Actions, DeviceName, NewToken, NoArguments
-from attune.fedserver.web.condensed import CondensedReports
-from attune.fedserver.web.facts import AttentionMatrix, HomeFacts, Kind, PageFacts, PageSource
+from attune.fedserver.web.facts import Kind
 from attune.fedserver.web.page_tokens import METRICS_FILE, Keyring, metrics_token, new_token, own_token
 from attune.fedserver.web.serving import PageAddress
-from attune.fedserver.web.sources import FaultFeed, LedgerSource, ProcessView, listening, no_attention, read_attention
+from attune.fedserver.web.sources import FaultFeed, LedgerSource, ProcessView, listening
 
 PLACE_FILE = "dashboard.json"
 
@@ -204,40 +200,6 @@ def of_home(home: ServerHome) -> LedgerSource:
     return LedgerSource("home", home.open(), StoppedHome(home), home)
 
 
-class FolderSource:
-    """Source of the page of an exported or saved run; its constructor raises SettingError for another folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        try:
-            check_format(folder)
-            self._status: Mapping[str, Any] = msgspec.json.decode((folder / "status.json").read_bytes())
-        except (OSError, msgspec.MsgspecError) as error:
-            raise SettingError(NOT_ONE.format(folder, error)) from None
-        self._condensed = CondensedReports()
-        self._condensed.add(read_rows(folder))
-
-    def look(self) -> PageFacts:
-        home = HomeFacts(run=run_name(self._status.get("run") or ""))
-        return PageFacts("folder", self._status, self._condensed.lines, self._condensed.totals, home=home)
-
-    def attention(self, unit: str) -> AttentionMatrix:
-        path = self._folder / "attention.safetensors"
-        if not path.exists():
-            return no_attention(self._status["method"])
-        with ArrayFile(path) as file:
-            return read_attention(file, unit)
-
-    def stuck(self) -> str:
-        return ""  # no step runs
-
-    def trouble(self) -> str:
-        return "this is a finished run: no device is served"
-
-    def close(self) -> None:
-        """No-op: no file is open."""
-
-
 def running_page(home: ServerHome) -> str | None:
     """Return the address of the running server's page; None if no server runs, or it has no page."""
     place = remembered(home) if home.exists() and home.is_served() else None
@@ -252,29 +214,17 @@ def page_url(home: ServerHome, token: str) -> str | None:
     return place.url(token, home.snapshot().settings.server.advertise) if place else None
 
 
-def source_of(folder: Path) -> PageSource:
-    """Return the source for a home or for a folder of results.
-
-    Raises:
-        SettingError: The folder is neither.
-    """
-    home = ServerHome(folder)
-    if home.exists():
-        return of_home(home)
-    if not folder.is_dir():
-        raise SettingError(f"{folder} is no folder: name a server's home, or what `fedserver export` has written")
-    return FolderSource(folder)
-
-
-def show(folder: Path, place: PageAddress, say: Callable[[str], None]) -> None:
-    """Serve the page of a folder until Ctrl-C.
+def show(home: ServerHome, place: PageAddress, say: Callable[[str], None]) -> None:
+    """Serve the page of a home until Ctrl-C.
 
     Raises:
         PortInUse: Another process listens on the port.
-        SettingError: The folder is neither a home nor a folder of results.
-        HomeMismatch: The home is damaged.
+        SettingError: The folder has an exported result.
+        HomeMismatch: There is no home, or it is damaged.
     """
-    source = source_of(folder)
+    if (home.path / "summary.json").exists():
+        raise SettingError(f"{home.path} is a result and no home: `fedserver compare {home.path} --out PAGE` draws it")
+    source = of_home(home)
     listener, token = serving.bind(place), new_token()
     with serving.serving(listener, place.host, Keyring(token), source):
         say(f"dashboard {serving.url_of(listener, token)}")

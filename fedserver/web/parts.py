@@ -33,6 +33,7 @@ def parts(facts: PageFacts) -> dict[str, Any]:
     devices = [_device(client, facts, client["name"] in finished) for client in status["clients"]]
     run = {name: status[name] for name in RUN} | {
         "auto": status.get("auto"),  # a saved status of an earlier version has none
+        "auroc": status.get("auroc"),
         "kind": facts.kind,
         "privacy": status.get("privacy"),  # older saved results have none
         "version": __version__,

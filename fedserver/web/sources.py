@@ -22,7 +22,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.streams import DeviceActivity
 from attune.fedserver.home import BACKUP_MADE, ServerHome
 from attune.fedserver.identity.authority import authority_certificate_in
-from attune.fedserver.lab.aggregators.stored import MATRICES, Arrays, read_matrices
+from attune.fedserver.lab.aggregators.stored import MATRICES, read_matrices
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import blob_of, read_again
 from attune.fedserver.ports.ledger import AuditEntry, Snapshot
@@ -129,13 +129,15 @@ class LedgerSource:
         snapshot = self._snapshot()
         slot = next((slot for slot in snapshot.slots if slot.key == MATRICES), None)
         if slot is None:
-            return (
-                no_attention(status(snapshot, set())["method"])
-                if snapshot.record.round
-                else AttentionMatrix((), (), (), "", TOO_EARLY)
-            )
+            why = NO_ATTENTION.format(status(snapshot, set())["method"]) if snapshot.record.round else TOO_EARLY
+            return AttentionMatrix((), (), (), "", why)
         with ArrayFile(self._blobs.open(blob_of(slot))) as file:
-            return read_attention(file, unit)
+            names, matrices = read_matrices(file)
+        if not matrices:
+            return AttentionMatrix(names, (), (), "", f"the matrices of {len(names)} devices were too large to be stored")
+        shown = unit if unit in matrices else next(iter(matrices))
+        rows = [[round(value, 4) for value in row] for row in matrices[shown].tolist()]
+        return AttentionMatrix(names, rows, list(matrices), shown)
 
     def stuck(self) -> str:
         return self._life.stuck()
@@ -146,21 +148,6 @@ class LedgerSource:
     def close(self) -> None:
         with self._alone:
             self._reader.close()
-
-
-def read_attention(saved: Arrays, unit: str) -> AttentionMatrix:
-    """Return one of the matrices that an aggregator has stored."""
-    names, matrices = read_matrices(saved)
-    if not matrices:
-        return AttentionMatrix(names, (), (), "", f"the matrices of {len(names)} devices were too large to be stored")
-    shown = unit if unit in matrices else next(iter(matrices))
-    rows = [[round(value, 4) for value in row] for row in matrices[shown].tolist()]
-    return AttentionMatrix(names, rows, list(matrices), shown)
-
-
-def no_attention(method: str) -> AttentionMatrix:
-    """Return the answer for a method that stores no matrix."""
-    return AttentionMatrix((), (), (), "", NO_ATTENTION.format(method))
 
 
 KEPT = 200  # log entries for the page

@@ -33,6 +33,7 @@ from attune.simulation.simulate import simulate
 Groups = npt.NDArray[np.intp]
 # For each device, which test labels its model predicts: (n,), or (n, T); in regression the score of each sample, (n,).
 Right = dict[str, npt.NDArray[Any]]
+SCORE = {"train.score": "accuracy"}  # whatever the classes, so that the rows of all recipes are of one score
 EXECUTOR: Final = "stacked"  # chosen by a clock it would change the rounding, which changes what devices keep by points
 
 
@@ -93,7 +94,7 @@ def run(
             left = [entry for entry in recipe.entries if entry.label not in there and (not only or entry.label in only)]
             if left:
                 say(f"{recipe.title}: {point.series} {recipe.axis} {point.x:g}, seed {seed}")
-                made, manifest = _point(recipe, left, point, source, seed)
+                made, manifest = _point(recipe, left, point, source, seed, say)
                 with (out / f"{recipe.name}.manifest.jsonl").open("ab") as file:
                     place = {"series": point.series, "x": point.x}
                     file.write(msgspec.json.encode(place | msgspec.structs.asdict(manifest)) + b"\n")
@@ -103,8 +104,9 @@ def run(
 
 
 def _point(
-    recipe: Recipe, entries: Sequence[RecipeMethod], point: RecipePoint, source: Source | SiteTables, seed: int
-) -> tuple[list[RecipeRow], ResultManifest]:
+    recipe: Recipe, entries: Sequence[RecipeMethod], point: RecipePoint, source: Source | SiteTables, seed: int,
+    say: Callable[[str], None],
+) -> tuple[list[RecipeRow], ResultManifest]:  # fmt: skip
     """Run these entries on the same shards. Return their rows, and what they were made with.
 
     Rivals run with them, to see which devices are harmed.
@@ -119,6 +121,8 @@ def _point(
             began = time.monotonic()
             result = trained(recipe, entry, shards, seed)
             results[entry.label] = entry, result, time.monotonic() - began
+            if over := result.status["auroc"]:
+                say(f"{entry.label}: what devices keep, {over['words']}")
         right = {label: right_of(result, shards) for label, (_, result, _) in results.items() if label != ALONE}
         tests = {shard.name: load_shard(shard) for shard in shards}
         asked = [result for result in results.values() if result[0] in entries]
@@ -135,7 +139,7 @@ def _point(
 def trained(recipe: Recipe, entry: RecipeMethod, shards: Sequence[Path], seed: int) -> SimulationResult:
     """Run a method of a recipe on these shards. The closed form has a model and rounds of its own."""
     is_closed = entry.method == CLOSED_FORM.method
-    settings = entry.settings if is_closed else {**recipe.settings, **entry.settings}
+    settings = {**SCORE, **({} if is_closed else recipe.settings), **entry.settings}
     rounds = None if is_closed else 1 if entry.label == ALONE else recipe.rounds
     names, table = [str(shard) for shard in shards], {"standardise": recipe.standardise}
     return simulate(

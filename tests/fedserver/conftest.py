@@ -12,7 +12,7 @@ import pytest
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.disk import DiskStorage
-from attune.fedserver.stores.memory import MemoryStorage
+from attune.simulation.memory import MemoryStorage
 
 
 @dataclass

@@ -26,8 +26,8 @@ from attune.fedserver.fleet_race import Turn
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.ports.storage import HomeStorage
-from attune.fedserver.stores.memory import MemoryStorage
 from attune.fedserver.stores.sqlite import SqliteLedger
+from attune.simulation.memory import MemoryStorage
 from tests.fedserver.conftest import World
 from tests.fedserver.federation.test_coordinator import PROFILE, Server, hello, id_of, made, next_order
 from tests.fedserver.view.test_runs import PLAN

@@ -29,7 +29,7 @@ from attune.fedserver.view.backup import back_up, restore_to
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.summary import read_rows, read_summary
 from attune.fedserver.web.page_tokens import listed
-from attune.fedserver.web.pages import FolderSource, SavedAddress, remembered
+from attune.fedserver.web.pages import SavedAddress, remembered
 from tests.homes.kept import BACKUP, DEVICES, EXPORTED, FIELD, PRIVACY, SERVER, unlisted
 from tests.homes.make import COMING, HERE, unpack
 
@@ -124,13 +124,12 @@ def test_a_file_of_a_later_format_is_refused_in_one_line(kept: Path, tmp_path: P
     assert re.search(r"newer version of fed(server|client).*: update|reads formats up to 1: update it$", line)
 
 
-@pytest.mark.parametrize("read", [read_rows, FolderSource])
-def test_the_tables_of_a_later_export_are_refused_by_its_summary(kept: Path, tmp_path: Path, read: Read) -> None:
+def test_the_tables_of_a_later_export_are_refused_by_its_summary(kept: Path, tmp_path: Path) -> None:
     shutil.copytree(kept / "export", tmp_path / "export")
-    read(tmp_path / "export")
+    read_rows(tmp_path / "export")
     (tmp_path / "export" / "summary.json").write_text(json.dumps(LATER))
     with pytest.raises(AttuneError, match=r"newer version of fedserver: update fedserver$"):
-        read(tmp_path / "export")
+        read_rows(tmp_path / "export")
 
 
 def test_files_without_a_format_are_read_and_new_ones_have_it(kept: Path, tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ from attune.fedserver.core.records import Arrival
 from attune.fedserver.lab.aggregators.stored import names_in
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import blob_of
-from attune.fedserver.stores.memory import MemoryBlobs
 from attune.fedserver.view.homes import render_status
+from attune.simulation.memory import MemoryBlobs
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulated_clock import SimulatedClock
 from tests.forked import STEADY, Forked

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from attune.common.plan import Kind
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask, TaskName
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.work.survival import cox_loss
 
@@ -36,6 +36,7 @@ class Samples(NamedTuple):
         task: The task. In survival y (N, 2) has times and events.
         kind: Kind of the samples. Images have one scale for all pixels.
         groups: Group of each sample, (N,); None without groups.
+        scored: The task with the score of the plan; None: the task's own.
     """
 
     x: Array
@@ -43,6 +44,7 @@ class Samples(NamedTuple):
     task: TaskName
     kind: Kind
     groups: Array | None = None
+    scored: ScoredTask | None = None
 
     def part(self, rows: Array) -> Samples:
         """Return some of the samples, without their groups."""

@@ -20,7 +20,7 @@ from attune.common.config import TrainSettings
 from attune.common.methods.settings.objectives import ModelSettings, SgdSettings
 from attune.common.models.body import body_of
 from attune.common.plan import Plan
-from attune.common.task import TaskName
+from attune.common.task import ScoredTask, TaskName
 from attune.fedclient.data.holdout import NEIGHBOURS
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work.blend import leave_one_out
@@ -77,7 +77,7 @@ class Portfolio:
         self._samples, self._outputs, self._device, self._read = samples, outputs, device, read
         self._y = torch.from_numpy(samples.y)
         self.candidates = {
-            name: (trainer_of(name, model.tensors, samples.task, outputs, device, read), model.tensors)
+            name: (trainer_of(name, model.tensors, samples.task, outputs, device, read, samples.scored), model.tensors)
             for name, model in models.items()
         }
 
@@ -229,12 +229,13 @@ def reader_of(network: Network, initial: Tensors) -> Read:
 
 
 def trainer_of(
-    name: str, tensors: Tensors, task: TaskName, outputs: int, device: torch.device, read: Read = flattened
-) -> Trainer:
+    name: str, tensors: Tensors, task: TaskName, outputs: int, device: torch.device, read: Read = flattened,
+    scored: ScoredTask | None = None,
+) -> Trainer:  # fmt: skip
     """Return what evaluates a fitted model, as it evaluates a network."""
     module = evaluator(name, tensors, task, outputs, read)
     predictor = PlainPredictor(ModelSettings())
-    return Trainer(module, Sgd(SgdSettings()), predictor, TrainSettings(), device, measure=MEASURES[task])
+    return Trainer(module, Sgd(SgdSettings()), predictor, TrainSettings(), device, measure=MEASURES[scored or task])
 
 
 def fitted_on(samples: Samples, outputs: int, first: npt.NDArray[np.intp]) -> dict[str, FittedModel]:
@@ -278,7 +279,7 @@ def samples_of(data: Prepared, plan: Plan, device: torch.device, read: Read = fl
     features = [read(some.to(device)).cpu() for some in x.split(EVALUATION_BATCH)] if len(x) else [x.flatten(1)]
     # Features of a body are not pixels, so each has a scale of its own.
     kind = plan.model.kind if read is flattened else "tabular"
-    return Samples(torch.cat(features).numpy()[order], y.cpu().numpy()[order], plan.task, kind, data.groups)
+    return Samples(torch.cat(features).numpy()[order], y.cpu().numpy()[order], plan.task, kind, data.groups, plan.scored)
 
 
 def _digest_of(samples: Samples, plan: Plan, held: npt.NDArray[np.intp]) -> str:

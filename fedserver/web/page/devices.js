@@ -5,7 +5,7 @@ import { bytes, date, natural, share, span, title } from "./format.js";
 import { askRevoke } from "./actions.js";
 
 const SOON_S = 14 * 86400;
-const VERDICTS = { better: "helps", worse: "does not help", unclear: "makes no clear difference" };
+const VERDICTS = { better: "helps", worse: "does not help", unclear: "makes no clear difference", "too few cases": "too few cases to tell" };
 // [score, word, colour, shape, in the key]; the own model is a common or a personalized one, depending on the method
 const MODELS = [
   ["accuracy_local", "local", "local", "square", "a network trained on it alone"], ["accuracy_common", "common", "common", "diamond", "the common model"],
@@ -63,12 +63,18 @@ function fill(item, device, actions) {
   const [, state, plot, verdict, samples, sent, work, certificate, action] = item.children;
   show(state, [device.stage, device.why, device.note], ([stage, why, note]) => [h("span", { class: `stage ${stage}` }, stage), (why || note) && h("div", { class: "why" }, why || note)]);
   show(plot, [device.interval, device.accuracy_constant, ...MODELS.map(([name]) => device[name])], () => dots(device));
-  show(verdict, [device.verdict, device.gain], ([word, given]) => (word ? [h("span", { class: `chip ${word}` }, VERDICTS[word]), given === null ? "" : ` ${given >= 0 ? "+" : "−"}${Math.abs(given).toFixed(3)}`] : "–"));
+  show(verdict, [device.verdict, device.gain, ranked(device)], ([word, given, area]) => (word ? [h("span", { class: `chip ${word}` }, VERDICTS[word]), given === null ? "" : ` ${given >= 0 ? "+" : "−"}${Math.abs(given).toFixed(3)}`, area && h("div", { class: "why" }, area)] : "–"));
   show(samples, device.samples, (count) => String(count ?? "–"));
   show(sent, [device.totals.bytes_up ?? 0, device.totals.bytes_down ?? 0], ([up, down]) => [bytes(up), h("div", { class: "why" }, `${bytes(down)} fetched`)]);
   show(work, device.totals.seconds ?? 0, (seconds) => span(seconds));
   show(certificate, device.expires, (until) => expiry(until));
   show(action, [actions.includes("revoke"), device.revoked], ([can, gone]) => (can && !gone ? h("button", { class: "small danger", type: "button", "aria-label": `Revoke ${device.name}`, onclick: () => askRevoke(device.name) }, "Revoke") : ""));
+}
+
+function ranked(device) {
+  if ((device.auroc_low ?? null) === null) return "";
+  const alone = device.auroc_alone === null ? "" : `, alone ${device.auroc_alone.toFixed(3)}, p = ${device.auroc_p_alone.toPrecision(2)}`;
+  return `AUROC ${device.auroc_kept.toFixed(3)} (${device.auroc_low.toFixed(3)} to ${device.auroc_high.toFixed(3)})${alone}`;
 }
 
 function expiry(until) {

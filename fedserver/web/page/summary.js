@@ -4,7 +4,7 @@ import { $, h, show } from "./dom.js";
 import { bytes, clock, date, share, span, title } from "./format.js";
 
 const STATES = { waiting: "waiting for devices", training: "training", aggregating: "closing the round", done: "done", failed: "failed" };
-const KINDS = { server: "", home: "a home, read beside its server", folder: "a saved result", simulation: "a simulation" };
+const KINDS = { server: "", home: "a home, read beside its server", simulation: "a simulation" };
 let said = "";
 
 export function summary(run, devices) {
@@ -43,6 +43,7 @@ function tiles(run, devices, state) {
     run.accuracy && { name: title(run.metric), value: share(run.accuracy.mean_over_clients), note: constant },
     compared > 0 && { name: "Helped", value: `${verdicts.better} of ${compared}`, note: `${verdicts.unclear} unclear, ${verdicts.worse} not helped` },
     run.fleet.length > 0 && { name: "Probably helped", value: `${run.fleet[0].helped} of ${run.fleet[0].devices}`, note: run.fleet.map((fleet) => `what devices keep ${fleet.words}`).join("; ") },
+    run.auroc && { name: "AUROC over alone", value: `${run.auroc.gain >= 0 ? "+" : "−"}${Math.abs(run.auroc.gain).toFixed(3)}`, note: `what devices keep, ${run.auroc.words}` },
     run.privacy && privacy(run.privacy),
     run.bytes_up + run.bytes_down > 0 && { name: "Moved", value: bytes(run.bytes_up + run.bytes_down), note: `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down` },
     run.seconds > 0 && { name: "Work", value: span(run.seconds), note: "of the slowest device of each round" },

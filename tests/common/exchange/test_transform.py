@@ -23,7 +23,7 @@ from attune.common.wire.tensors import Tensors
 from attune.fedserver.core.planning import ResolvedSettings, make_plan, resolve
 from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.stores.memory import MemoryBlobs
+from attune.simulation.memory import MemoryBlobs
 from attune.simulation.result import SimulationResult
 from tests.common.exchange.conftest import UNBOUNDED
 from tests.e2e.harness import tabular_shard

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from attune.common.metrics import RIVALS
-from attune.common.statistics import Z, difference, findings_of, holm, mcnemar, pairs_of
+from attune.common.statistics import Z, difference, findings_of, holm, mcnemar, pairs_of, verdict_on
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.comparison import compared, comparisons_of, finding_of
+from attune.fedclient.work.comparison import compared, comparisons_of
 
 
 def test_mcnemar_by_hand():
@@ -69,7 +69,7 @@ def finding(samples, counts):
     said = {"test_samples": samples}
     for name, (better, worse) in zip(("common", "local"), counts, strict=False):
         said |= {f"better_than_{name}": better, f"worse_than_{name}": worse}
-    return finding_of(comparisons_of(OrderResult(order_id="e", round=1, trained=False, samples=80, **said)))
+    return verdict_on(comparisons_of(OrderResult(order_id="e", round=1, trained=False, samples=80, **said)))
 
 
 @pytest.mark.parametrize("samples", [20, 50, 100])

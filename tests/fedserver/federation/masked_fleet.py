@@ -32,9 +32,9 @@ from attune.fedserver.federation.exchanger import ExchangeAccount
 from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.steps import Clock, Turns
 from attune.fedserver.federation.streams import Stream, Streams
-from attune.fedserver.stores.memory import MemoryBlobs
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.simulation.in_process import InlineWorker
+from attune.simulation.memory import MemoryBlobs
 from tests.common.secure.cohort import credential_of, the_authority
 
 NAMES = tuple(f"site{number}" for number in range(6))

@@ -18,7 +18,7 @@ from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Report
 from attune.fedserver.federation.closing import likeliest_and_last
 from attune.fedserver.federation.steps import PassedOver, Troubles, Turns
-from attune.fedserver.stores.memory import MemoryLedger
+from attune.simulation.memory import MemoryLedger
 
 Scores = Mapping[str, float]
 HONEST = tuple(f"d{n}" for n in range(8))

@@ -16,7 +16,7 @@ from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.registrar import OPERATOR, Registrar, install_operator
 from attune.fedserver.ports.ledger import Certificate
-from attune.fedserver.stores.memory import MemoryLedger
+from attune.simulation.memory import MemoryLedger
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from attune.fedserver.lab.client_noise import CLIP_RATE, ClientNoise, _Values, n
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.ports.blobs import NOISE_SECRET, Blobs, Damaged, blob_of
-from attune.fedserver.stores.memory import MemoryStorage
+from attune.simulation.memory import MemoryStorage
 
 SECRET = bytes(range(32))
 CLIP, DEVICES, DRAWN = 0.5, 20, 5

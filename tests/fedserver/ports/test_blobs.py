@@ -22,7 +22,7 @@ from attune.common.wire.malformed import BadOffset, Truncated
 from attune.fedserver.ports.blobs import Blobs, Damaged, Spool
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.disk import DiskStorage
-from attune.fedserver.stores.memory import MemoryStorage
+from attune.simulation.memory import MemoryStorage
 from tests import engines
 
 DATA = bytes(range(256)) * 20

@@ -30,8 +30,8 @@ from attune.fedserver.ports.lab import Arrived, Lab, RoundOutcome, Served, Start
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.stores.memory import MemoryBlobs, MemoryStorage
 from attune.fedserver.stores.uploads import Uploads
+from attune.simulation.memory import MemoryBlobs, MemoryStorage
 from tests.fedserver.bench import plan
 
 ROOT = Path(__file__).parents[3]

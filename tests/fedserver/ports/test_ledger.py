@@ -26,8 +26,8 @@ from attune.fedserver.ports.ledger import Certificate, Ledger, LedgerReader, Ref
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores import sqlite
 from attune.fedserver.stores.disk import DiskStorage
-from attune.fedserver.stores.memory import MemoryStorage
 from attune.fedserver.stores.sqlite import SqliteLedger, SqliteReader, passes
+from attune.simulation.memory import MemoryStorage
 from tests import engines
 
 PLAN = Plan("f", 0, ModelSpec("mlr", "tabular", (2,), 2), [0, 1], "fedavg", {}, TrainSettings())

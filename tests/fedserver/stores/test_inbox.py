@@ -14,7 +14,7 @@ from attune.fedserver.core.records import Report
 from attune.fedserver.ports.blobs import INBOX, Blobs
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.stores.memory import MemoryBlobs
+from attune.simulation.memory import MemoryBlobs
 
 
 @pytest.fixture(params=["folder", "memory"])

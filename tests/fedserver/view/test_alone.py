@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attune.common.metrics import METRICS
 from attune.common.pictures.figures import Picture, Section
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.planning import resolve
@@ -149,27 +147,3 @@ def test_the_status_has_a_column_for_what_was_reported(rows: list[Report]) -> No
     head = next(line for line in render_status(told).splitlines() if line.startswith("device")).split()
     assert ("alone" in head) == (rows is ROWS) and "local" not in head and "kept" in head
     assert ("what devices keep against the best ordinary model alone (scikit-learn): " in render_status(told)) == (rows is ROWS)
-
-
-def test_every_heading_of_a_metric_is_whole_and_beside_no_other() -> None:
-    numbers = [name for name in METRICS if name != "kept"]
-    rows = [
-        Report(round=number, work="evaluate", client="a", **dict.fromkeys(numbers, number))  # type: ignore[arg-type]
-        for number in (0, 1)
-    ]
-    figure = plot_accuracy.metrics(rows).picture.figure  # type: ignore[union-attr]
-    figure.draw_without_rendering()
-    boxes = [axes.title.get_window_extent() for axes in figure.axes if axes.get_visible()]
-    assert len(boxes) == len(numbers)
-    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-    assert not any(box.overlaps(axes.get_window_extent()) for box in boxes for axes in figure.axes)
-
-
-def test_what_a_training_order_was_served_is_drawn_at_the_state_that_it_was() -> None:
-    """Check that round 2 is served the state after round 1, which the evaluation of round 1 scores."""
-    rows = [*ROWS[:4], *(Report(round=n, work="evaluate", client="a", accuracy_before=v) for n, v in ((1, 0.4), (2, 0.7)))]
-    figure = plot_accuracy.metrics(rows).picture.figure  # type: ignore[union-attr]
-    [axes] = [axes for axes in figure.axes if axes.get_title().startswith("accuracy as served")]
-    training, evaluation = (list(zip(*line.get_data(), strict=True)) for line in axes.lines)
-    assert training == [(0, 0.1), (1, 0.4)] and evaluation == [(1, 0.4), (2, 0.7)]

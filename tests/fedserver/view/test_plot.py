@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 from dataclasses import replace
@@ -31,8 +30,6 @@ from attune.fedserver.ports.ledger import Certificate
 from attune.fedserver.view import plot_clients
 from attune.fedserver.view import plots as plot
 from attune.fedserver.view.export import export_home
-from attune.fedserver.view.plot_clients import neighbours
-from attune.fedserver.view.summary import FedTP
 from tests.pictures import Page, check_pictures
 
 TINY = {"width": 8, "heads": 2, "depth": 1}
@@ -89,8 +86,8 @@ class Federation:
     def commit(self, record, rows, plan=None):
         aio.run(self.ledger.commit_round(record, self.engine.staged_slots(), rows, {}, plan))
 
-    def plot(self, out, *wanted, labels=None):
-        return plot.plot_home(self.home, out, labels, wanted)
+    def plot(self, out, *wanted):
+        return plot.plot_home(self.home, out, wanted)
 
     def evaluate(self, *counts, test_samples=40):
         """Make every device compare its models: (won, lost) against its local model, in the order of names."""
@@ -118,14 +115,10 @@ def federation(tmp_path):
     return lambda *what, **options: Federation(tmp_path, *what, **options)
 
 
-def figure(mean=0.0, deviation=0.0, over_clients=0.25):
-    return FedTP(5, 1, 1, mean, deviation, over_clients)
-
-
 def test_fedtp_has_curves_and_embeddings(federation, tmp_path):
     fed = federation("fedtp", clients=24)
     lines = fed.plot(tmp_path / "out")
-    page = check_pictures(tmp_path / "out", {"accuracy", "embeddings", "metrics"})
+    page = check_pictures(tmp_path / "out", {"accuracy", "embeddings"})
     assert lines[-2].startswith("no picture 'clients': devices have compared nothing yet")
     assert lines[-1].startswith("no picture 'attention': fedtp stores no matrices")
     assert page.row("0")[1:] == ["24", "0.2500", "0.2500", "24", "0.7188", "0.7188"], "0.5 + (0 + ... + 7) / 8 / 16"
@@ -139,28 +132,10 @@ def test_fedtp_has_curves_and_embeddings(federation, tmp_path):
 def test_fedmcsa_shows_who_learns_from_whom_by_name(federation, tmp_path):
     fed = federation("fedmcsa", clients=3, sigma=0.0)
     lines = fed.plot(tmp_path / "out")
-    page = check_pictures(tmp_path / "out", {"accuracy", "attention", "metrics"})
+    page = check_pictures(tmp_path / "out", {"accuracy", "attention"})
     assert any("no picture 'embeddings': fedmcsa has no embeddings" in line for line in lines)
     assert page.row("blocks.0.attention.to_qkv") == ["blocks.0.attention.to_qkv", "0.3333", "3.0000"], "sigma 0 is the mean"
     assert page.row("mean") == ["mean", "0.3333", "3.0000"]
-
-
-def test_every_number_that_devices_report_is_drawn(federation, tmp_path):
-    """Take the numbers from `Metrics` only: accuracy_after is 0.5, 0.5625, 0.625 and 0.6875."""
-    federation(clients=4).plot(tmp_path / "out", "metrics")
-    page = check_pictures(tmp_path / "out", {"metrics"})
-    table = page.rows[page.rows.index(page.row("metric")) + 1 : page.rows.index(page.row("figure"))]
-    assert table == [
-        ["loss", "training", "1", "4", "1.0000", "1.0000", "1.0000"],
-        ["loss", "training", "2", "4", "0.5000", "0.5000", "0.5000"],
-        ["accuracy_before", "training", "1", "4", "0.2500", "0.2500", "0.2500"],
-        ["accuracy_before", "training", "2", "4", "0.2500", "0.2500", "0.2500"],
-        ["accuracy_after", "training", "1", "4", "0.5938", "0.5000", "0.6875"],
-        ["accuracy_after", "training", "2", "4", "0.5938", "0.5000", "0.6875"],
-        *(["accuracy_constant", "training", number, "4", "0.5000", "0.5000", "0.5000"] for number in "12"),
-        ["test_samples", "training", "1", "4", "8.0000", "8", "8"],
-        ["test_samples", "training", "2", "4", "8.0000", "8", "8"],
-    ]
 
 
 NOTED = """
@@ -197,22 +172,12 @@ def test_what_is_not_needed_is_not_imported(tmp_path):
     assert "attention.png" in drawn[0]
 
 
-def test_panels_that_have_nothing_below_them_have_the_labels_of_the_x_axis():
-    """Use five panels in rows of three: the lower two, and the third of the first row."""
-    figure, axes = figures.panels(2, 3, 5)
-    axes[0].plot([1, 2], [10.0, 20.0])
-    figures.file_of(figure)
-    labelled = [any(tick.label1.get_visible() for tick in each.xaxis.get_major_ticks()) for each in axes]
-    assert labelled == [False] * 2 + [True] * 3
-    assert [each.get_visible() for each in figure.axes] == [True] * 5 + [False]
-
-
 def test_the_page_begins_with_who_is_helped_and_ends_with_the_papers_figures(federation, tmp_path):
     """Expect p = 2 / 2**12 for better on 12 of 12 that differ, and the same for worse; 3 against 1 is unclear."""
     fed = federation(clients=4)
     fed.evaluate((3, 1), (12, 0), (0, 12), (12, 0))
     fed.plot(tmp_path / "out")
-    page = check_pictures(tmp_path / "out", {"clients", "accuracy", "metrics"})
+    page = check_pictures(tmp_path / "out", {"clients", "accuracy"})
     heads = page.heads
     assert heads[:2] == ["Who is helped?", "Devices"]
     assert heads[-1] == "The papers' figures"
@@ -274,7 +239,7 @@ def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_
     gone = replace(present, slots=tuple(old))
     answers = [present, gone, present]
     monkeypatch.setattr(ServerHome, "snapshot", lambda home: answers.pop(0))
-    source = plot.PictureSource.of_home(fed.home, None)
+    source = plot.PictureSource.of_home(fed.home)
     assert source.tensors("matrices", lambda file: "mean" in file) is True
     answers[:] = [gone] * ATTEMPTS
     with pytest.raises(Damaged, match="missing"):
@@ -310,56 +275,10 @@ def test_without_test_parts_there_are_no_accuracies(federation, tmp_path):
 
 def test_groups_are_the_declared_classes_where_some_clients_share_them(federation):
     fed = federation(clients=4)
-    source = plot.PictureSource.of_home(fed.home, None)
+    source = plot.PictureSource.of_home(fed.home)
     assert source.groups == {"vm-shard0": "0, 1", "vm-shard1": "2", "vm-shard2": "0, 1", "vm-shard3": "2"}
     assert plot.by_classes({"a": "0", "b": "0"}) == {}, "one group tells nothing"
     assert plot.by_classes({"a": "0", "b": "1"}) == {}, "nor does a group for each"
-
-
-def test_labels_come_from_a_csv_file(tmp_path):
-    path = tmp_path / "labels.csv"
-    path.write_text("client,coarse\na,fish\nb,\nx,bird\n")
-    assert plot.read_labels(path, ["a", "b"]) == ({"a": "fish", "x": "bird"}, "coarse")
-    with pytest.raises(SettingError, match="names no client of this federation"):
-        plot.read_labels(path, ["c"])
-    path.write_text("name,coarse\na,fish\n")
-    with pytest.raises(SettingError, match="needs a head with two columns"):
-        plot.read_labels(path, ["a"])
-    with pytest.raises(SettingError, match="cannot read"):
-        plot.read_labels(tmp_path / "absent.csv", ["a"])
-
-
-def test_the_share_of_nearest_neighbours_by_hand():
-    """Use points at 0, 1, 5, 7, 20: nearest are b, a, d, c, d; a, b are red, c blue, d red, e blue; 2 of 5 agree.
-
-    By chance, 3 * 2 + 2 * 1 = 8 of 20 ordered pairs agree. A point without a group does not count.
-    """
-    z_NE = np.array([[0.0], [1.0], [5.0], [7.0], [20.0], [0.5]])
-    groups = ["red", "red", "blue", "red", "blue", None]
-    assert neighbours(z_NE, groups) == pytest.approx((2 / 5, 8 / 20))
-    assert neighbours(z_NE, ["red"] * 6) is None
-
-
-def test_labels_are_in_the_page_and_its_caption(federation, tmp_path):
-    fed = federation("fedtp", clients=20)
-    path = tmp_path / "labels.csv"
-    with path.open("w") as file:
-        csv.writer(file).writerows(
-            [("client", "coarse"), *((name, "fish" if i < 3 else "<b>") for i, name in enumerate(fed.names))]
-        )
-    fed.plot(tmp_path / "out", "embeddings", labels=path)
-    page = check_pictures(tmp_path / "out", {"embeddings"})
-    assert page.row("vm-shard4")[1] == "<b>"
-    assert "b" not in page.tags, "what a file says is text and no markup"
-    assert "by chance it would for 73.2%" in page.text, "3 * 2 + 17 * 16 of 20 * 19 pairs"
-
-
-def test_numbers_that_never_change_have_no_panel(federation, monkeypatch):
-    kept = drawn_with(monkeypatch, plot.plot_accuracy)
-    source = plot.PictureSource.of_home(federation(clients=4).home, None)
-    section = plot.metrics(source)
-    assert [axes.get_title() for axes in kept[0].axes if axes.get_visible()] == ["training loss (lower is better)"]
-    assert "without a panel: " in section.caption and "test_samples 8" in section.caption
 
 
 def test_marks_at_one_place_stay_visible(federation, monkeypatch):
@@ -369,7 +288,7 @@ def test_marks_at_one_place_stay_visible(federation, monkeypatch):
     kept = drawn_with(monkeypatch, plot.plot_devices)
     fed = federation(clients=4)
     fed.evaluate((10, 10), (1, 9), (10, 0), (12, 2))  # the first one's own model has the accuracy of its local one
-    plot.clients(plot.PictureSource.of_home(fed.home, None))
+    plot.clients(plot.PictureSource.of_home(fed.home))
     sizes = {line.get_label(): line.get_markersize() for line in kept[0].axes[0].lines if line.get_label()[0] != "_"}
     assert sizes["a network trained alone"] > sizes["its own model, by federation"] == sizes["common model"]
 
@@ -378,11 +297,11 @@ def test_marks_at_one_place_stay_visible(federation, monkeypatch):
 def test_pictures_of_other_forms_are_the_same_each_time(federation, tmp_path, form):
     fed = federation(clients=2)
     for out in ("one", "two"):
-        words = ["plot", "--home", str(fed.home.path), "--out", str(tmp_path / out), "--format", form, "--picture", "metrics"]
+        words = ["plot", "--home", str(fed.home.path), "--out", str(tmp_path / out), "--format", form, "--picture", "accuracy"]
         assert CliRunner().invoke(cli, words).exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["index.html", f"metrics.{form}"]
-    data = (tmp_path / "one" / f"metrics.{form}").read_bytes()
-    assert data == (tmp_path / "two" / f"metrics.{form}").read_bytes()
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [f"accuracy.{form}", "index.html"]
+    data = (tmp_path / "one" / f"accuracy.{form}").read_bytes()
+    assert data == (tmp_path / "two" / f"accuracy.{form}").read_bytes()
     assert data.startswith({"pdf": b"%PDF", "svg": b"<?xml"}[form])
     assert "data:image/png" in (tmp_path / "one" / "index.html").read_text()
 
@@ -397,8 +316,8 @@ def test_a_page_escapes_and_keeps_the_order(tmp_path):
 
 def test_many_clients_still_make_pictures(federation, tmp_path):
     lines = federation("fedtp+mcsa", clients=45, rounds=1).plot(tmp_path / "out")
-    check_pictures(tmp_path / "out", {"accuracy", "attention", "embeddings", "metrics"})
-    assert len(lines) == 6
+    check_pictures(tmp_path / "out", {"accuracy", "attention", "embeddings"})
+    assert len(lines) == 5
 
 
 def test_names_sort_by_their_numbers_and_lose_what_all_begin_with():
@@ -414,14 +333,18 @@ def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
     fed = federation(clients=2, rounds=1)
     words = ["plot", "--home", str(fed.home.path), "--out", str(tmp_path / "out")]
     assert CliRunner().invoke(cli, words).exit_code == 0
-    page = check_pictures(tmp_path / "out", {"accuracy", "metrics"})
+    page = check_pictures(tmp_path / "out", {"accuracy"})
     assert page.heads[0] == "Who is helped?"
     assert "Not known to the server: devices have compared nothing yet" in page.text
 
 
 @pytest.mark.parametrize(
     ("words", "instead"),
-    [(("plot", "--runs", "x", "--x", "train.lr", "--out", "y"), "compare"), (("simulate", "--try-executors"), "--executor")],
+    [
+        (("plot", "--runs", "x", "--x", "train.lr", "--out", "y"), "compare"),
+        (("plot", "--labels", "x.csv"), "classes"),
+        (("simulate", "--try-executors"), "--executor"),
+    ],
 )
 def test_an_option_of_earlier_versions_says_what_to_do_instead(words, instead):
     done = CliRunner().invoke(cli, words)

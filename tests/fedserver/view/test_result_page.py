@@ -14,8 +14,8 @@ from attune.common.task import TaskName
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.memory import MemoryBlobs
 from attune.fedserver.view import plots
+from attune.simulation.memory import MemoryBlobs
 from tests.fedserver.view.test_alone import evaluation, trained
 from tests.pictures import Page
 
@@ -34,7 +34,7 @@ def page_of(rows: list[Report], out: Path, task: TaskName = "classes") -> tuple[
     devices = tuple(DeviceRecord(name, name) for name in sorted({row.client for row in rows}))
     settings = {"round": {"rounds": 2}}
     snapshot = Snapshot(settings, plan, Record(round=2, phase=Phase.DONE), devices, (), tuple(rows))
-    title, sections, left_out = plots.pages(plots.PictureSource(lambda: snapshot, MemoryBlobs(), None, "home"), [])
+    title, sections, left_out = plots.pages(plots.PictureSource(lambda: snapshot, MemoryBlobs(), "home"), [])
     plots.figures.write(out, title, sections)
     return Page(out / "index.html"), left_out
 

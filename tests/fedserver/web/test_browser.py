@@ -209,15 +209,17 @@ def test_the_view_for_programs_is_what_the_page_shows(federation):
 def test_a_score_is_called_by_its_name_with_its_direction(tmp_path, served, open_page, task, told, interval):
     """Check at 390 points of width that no words of a figure are smaller than 9, and a curve's colour is beside its name."""
     import attune
-    from attune.fedserver.web.pages import FolderSource
+    from attune.fedserver.home import ServerHome
+    from attune.fedserver.web.pages import of_home
     from tests.fedserver.web.conftest import TOKEN
 
     x = np.random.default_rng(0).normal(size=(2, 60, 3)).astype("f4")
     y = {"regression": x[..., 0] * 5, "multilabel": (x > 0).astype(int), "classes": (x[..., 0] > 0).astype(int)}[task]
     shards = {name: (x[n], y[n]) for n, name in enumerate(("anna", "ben"))}
     said = {"round.evaluate_every": 1}
-    result = attune.simulate(shards, "fedavg", rounds=2, task=task, baseline="local", settings=said, progress=False)
-    here = served(FolderSource(result.save(tmp_path / "run")))
+    home = tmp_path / "home"
+    attune.simulate(shards, "fedavg", rounds=2, task=task, baseline="local", settings=said, home=home, progress=False)
+    here = served(of_home(ServerHome(home / "server")))
     metric = {"regression": "R2", "multilabel": "Label accuracy", "classes": "Accuracy"}[task]
     page, wrong = open_page(f"http://127.0.0.1:{here.port}/?token={TOKEN}", width=390)
     page.locator("#devices tbody tr").first.wait_for()

@@ -1,4 +1,4 @@
-"""A finished run: its home, its folder of results and the simulation itself show the same."""
+"""A finished run: its home, and the simulation itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import attune
 from attune.common.errors import SettingError
 from attune.fedserver.home import ServerHome
-from attune.fedserver.web.pages import FolderSource, of_home, show, source_of
+from attune.fedserver.web.pages import of_home, show
 from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
 from attune.fedserver.web.serving import PageAddress
@@ -30,23 +30,12 @@ def run(tmp_path_factory):
     return folder / "home" / "server", result.save(folder / "saved")
 
 
-def test_the_home_and_the_saved_folder_show_the_same(run):
-    home, saved = run
-    shown = [
-        json.loads(msgspec.json.encode(parts(source.look()))) for source in (of_home(ServerHome(home)), FolderSource(saved))
-    ]
-    kinds = [part["run"].pop("kind") for part in shown]
-    assert kinds == ["home", "folder"]
-    expires = [device.pop("expires") for part in shown for device in part["devices"]]
-    assert expires[4:] == [None] * 4, "a folder of results has no certificates"
-    free = [part["run"].pop("disk_free_bytes") for part in shown]
-    assert free[0] > 0
-    assert free[1] is None, "a folder of results is no home"
-    assert [part["run"].pop("needs_backup") for part in shown] == [True, False]
-    assert shown[0] == shown[1]
-    assert shown[0]["run"]["state"] == "done"
-    assert [line["answers"] for line in shown[0]["rounds"]] == [4, 4, 4]
-    assert all(device["stage"] == "finished" and device["verdict"] for device in shown[0]["devices"])
+def test_the_home_of_a_finished_run_is_shown(run):
+    shown = json.loads(msgspec.json.encode(parts(of_home(ServerHome(run[0])).look())))
+    assert shown["run"]["kind"] == "home" and shown["run"]["state"] == "done"
+    assert shown["run"]["disk_free_bytes"] > 0 and shown["run"]["needs_backup"]
+    assert [line["answers"] for line in shown["rounds"]] == [4, 4, 4]
+    assert all(device["stage"] == "finished" and device["verdict"] for device in shown["devices"])
 
 
 def test_every_file_of_the_saved_folder_has_a_format(run):
@@ -54,33 +43,24 @@ def test_every_file_of_the_saved_folder_has_a_format(run):
 
 
 def test_the_matrix_is_the_stored_one_and_rows_sum_to_one(run):
-    found = [source.attention("") for source in (of_home(ServerHome(run[0])), FolderSource(run[1]))]
-    assert found[0] == found[1]
-    assert found[0].unit == "mean"
-    assert [sum(row) for row in found[0].matrix] == pytest.approx([1] * 4, abs=1e-3)
-    unit = found[0].units[1]
-    one = of_home(ServerHome(run[0])).attention(unit)
-    assert one.unit == unit
-    assert of_home(ServerHome(run[0])).attention("no such part").unit == "mean"
+    source = of_home(ServerHome(run[0]))
+    mean = source.attention("")
+    assert [sum(row) for row in mean.matrix] == pytest.approx([1] * 4, abs=1e-3)
+    assert [source.attention(unit).unit for unit in ("", mean.units[1], "no such part")] == ["mean", mean.units[1], "mean"]
 
 
-def test_other_folders_are_refused_in_words(tmp_path):
-    with pytest.raises(SettingError, match="fedserver export"):
-        source_of(tmp_path)
-    with pytest.raises(SettingError, match="no folder"):
-        source_of(tmp_path / "none")
+def test_a_folder_of_results_is_refused_in_words(run):
+    with pytest.raises(SettingError, match=r"is a result and no home: `fedserver compare .* draws it"):
+        show(ServerHome(run[1]), PageAddress(), print)
 
 
-def test_the_command_serves_a_folder_with_a_token(run):
+def test_the_command_serves_a_home_with_a_token(run):
     said = []
-    threading.Thread(target=show, args=(run[1], PageAddress(), said.append), daemon=True).start()
+    threading.Thread(target=show, args=(ServerHome(run[0]), PageAddress(), said.append), daemon=True).start()
     until(lambda: said, "the command says where")
     port, token = re.fullmatch(r"dashboard http://127\.0\.0\.1:(\d+)/\?token=(\S+)", said[0]).groups()
-    answer = Page(int(port)).ask("/api/view", token=token)
-    shown = json.loads(answer.text)
-    assert shown["run"]["state"] == "done"
-    assert shown["caller"]["actions"] == []
-    assert shown["lost"] == ""
+    shown = json.loads(Page(int(port)).ask("/api/view", token=token).text)
+    assert (shown["run"]["state"], shown["caller"]["actions"]) == ("done", [])
 
 
 def test_a_simulation_is_watched_while_it_runs(tmp_path, capsys):
@@ -119,7 +99,7 @@ def test_a_page_that_shows_a_damaged_home_says_so(run, tmp_path, served):
 
 
 def test_metrics_of_a_finished_run(run):
-    text = exposition(FolderSource(run[1]).look()).decode()
+    text = exposition(of_home(ServerHome(run[0])).look()).decode()
     assert 'attune_state{state="done"} 1.0' in text
     assert 'attune_answers_total{work="train"} 12.0' in text
     status = msgspec.json.decode((run[1] / "status.json").read_bytes())

@@ -18,7 +18,7 @@ from attune.fedserver.lab.cluster.cluster_carrier import ClusterCarrier
 from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.stores.memory import MemoryBlobs
+from attune.simulation.memory import MemoryBlobs
 from tests.fedserver.lab.cluster.inline_cluster import InlineCluster
 
 SHAPES = {"a.weight": (6, 4), "a.bias": (6,), "b.weight": (3, 2, 3), "count": (), "c.weight": (40, 30), "c.empty": (0, 3)}

@@ -13,7 +13,7 @@ from attune.fedserver.lab.cluster.location import LabLocation
 from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.storage import Storage
-from attune.fedserver.stores.memory import MemoryStorage
+from attune.simulation.memory import MemoryStorage
 from tests.fedserver.lab.cluster.inline_cluster import InlineCluster
 from tests.fedserver.ports.test_lab import METHODS, federation
 

@@ -1,4 +1,4 @@
-"""Storage in memory, for tests and for whole federations in one process. It ends with the process."""
+"""Storage of a server in memory, for whole federations in one process. It ends with the process."""
 
 from __future__ import annotations
 

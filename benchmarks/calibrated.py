@@ -1,0 +1,128 @@
+"""How often intervals and tests of AUROC are right in simulated fleets, among the figures that are shown.
+
+`python -m benchmarks.calibrated --out benchmarks/results/calibrated.csv`. Rows that the file has are not measured again.
+
+A site has 40 to 2,000 test cases, log-uniform; in grouped fleets each case (a patient) has 1 to 7 samples. The risks by both
+models are normal with a correlation of 0.5, so true areas are known. In a fleet of kind "none" both models are equally good. In
+"some" the gain differs between sites. A call is wrong if the true gain is 0 or has the other sign.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from itertools import product
+from pathlib import Path
+from statistics import NormalDist, fmean
+from typing import NamedTuple
+
+import click
+import numpy as np
+
+from attune.common.metrics import KEPT_RIVALS
+from attune.common.statistics import LEVEL, pairs_of
+from attune.fedclient.work.comparison import compared_areas, difference, has_cases, interval
+from attune.fedserver.core.fleet_verdict import pooled
+
+SHARES, SITES = (0.02, 0.05, 0.2), (5, 20, 60)
+SIZES, MOST_SAMPLES = (40, 2000), 7
+CORRELATION, RIVAL, GAIN, DEVIATION = 0.5, 1.0, 0.4, 0.15  # separations of risks, in deviations of them
+LOOKED = 5  # sites of a fleet whose own intervals and tests are looked at; all are pooled
+CELLS = [(share, sites, kind, False) for share, sites, kind in product(SHARES, SITES, ("none", "some"))]
+GROUPED = [(share, 20, kind, True) for share, kind in product(SHARES, ("none", "some"))]
+COLUMNS = (
+    "events", "sites", "kind", "grouped", "fleets", "sites_shown", "area_covered", "gain_covered", "wrong", "power",
+    "pooled_shown", "pooled_covered", "pooled_wrong", "pooled_power",
+)  # fmt: skip
+
+
+class Shown(NamedTuple):
+    """What one site shows; and whether its intervals hold the true values, whether it calls a difference, and wrongly."""
+
+    gain: float
+    error: float
+    right: tuple[bool, bool, bool, bool] | None  # None: not looked at
+
+
+def area_of(separation: float) -> float:
+    """Return the AUROC of two normal risks whose means are this many deviations apart."""
+    return NormalDist().cdf(separation / math.sqrt(2))
+
+
+def site(draw: np.random.Generator, share: float, some: bool, grouped: bool, looked: bool) -> Shown | None:
+    """Return what a site shows; None with too few cases."""
+    size = round(math.exp(draw.uniform(math.log(SIZES[0]), math.log(SIZES[1]))))
+    group_N = np.repeat(np.arange(size), draw.integers(1, MOST_SAMPLES + 1, size)) if grouped else np.arange(size)
+    groups = group_N if grouped else None
+    event_N = (draw.random(size) < share)[group_N]
+    if not has_cases(event_N.astype(np.intp), 2, groups):
+        return None
+    separation = RIVAL + (draw.normal(GAIN, DEVIATION) if some else 0.0)
+    # Half of a risk's variance is the patient's, in grouped sites; half of either part is common to both models.
+    parts = [of[group_N] for of in draw.normal(size=(3, size))] if grouped else draw.normal(size=(3, len(group_N)))
+    rest = draw.normal(size=(3, len(group_N)))
+    halves = [
+        math.sqrt(CORRELATION / 2) * of[0] + math.sqrt((1 - CORRELATION) / 2) * of[1:] for of in map(np.array, (parts, rest))
+    ]
+    risk = halves[0] + halves[1]
+    mine, rival = (risk[i] + more * event_N for i, more in enumerate((separation, RIVAL)))
+    if not looked:
+        return Shown(*difference(mine, rival, event_N, groups), None)
+    low, high = interval(mine, event_N, groups)
+    numbers = compared_areas(mine, rival, event_N, KEPT_RIVALS["alone"], groups)
+    [pair] = pairs_of({"test_samples": len(event_N)} | numbers)
+    least, most = pair.interval()
+    true, called = area_of(separation) - area_of(RIVAL), pair.p <= 1 - LEVEL
+    wrong = called and (true == 0 or pair.difference * true < 0)
+    covered = low <= area_of(separation) <= high, least <= true <= most
+    return Shown(pair.difference, pair.error or 0.0, (*covered, wrong, called))
+
+
+def row(share: float, sites: int, kind: str, grouped: bool, fleets: int) -> dict[str, object]:
+    """Return the line of one kind of fleets."""
+    draw = np.random.default_rng((round(100 * share), sites, kind == "some", grouped))
+    some, shown, over = kind == "some", list[Shown](), []
+    for _ in range(fleets):
+        drawn = [site(draw, share, some, grouped, at < LOOKED) for at in range(sites)]
+        fleet = [one for one in drawn if one is not None]
+        shown += fleet
+        mean = pooled([(one.gain, one.error) for one in fleet])
+        if mean is not None and mean.interval is not None:
+            over.append(mean.interval)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    true = sum(w * area_of(RIVAL + GAIN + DEVIATION * t) for t, w in zip(nodes, weights / weights.sum(), strict=True))
+    true = float(true) - area_of(RIVAL) if some else 0.0
+
+    def rate(values: list[bool]) -> str:
+        return f"{fmean(values):.4f}" if values else ""
+
+    beyond = [high < 0 or (low > 0 and not some) for low, high in over]
+    looked = [one.right for one in shown if one.right is not None]
+    figures = (
+        share, sites, kind, "yes" if grouped else "no", fleets, f"{len(shown) / (fleets * sites):.4f}",
+        *(rate([of[at] for of in looked]) for at in range(3)), rate([called for *_, called in looked]) if some else "",
+        f"{len(over) / fleets:.4f}",
+        rate([low <= true <= high for low, high in over]), rate(beyond), rate([low > 0 for low, _ in over]) if some else "",
+    )  # fmt: skip
+    return dict(zip(COLUMNS, figures, strict=True))
+
+
+@click.command()
+@click.option("--fleets", default=1000, show_default=True, help="Fleets of each kind; of 5 sites twice as many.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
+def main(fleets: int, out: Path) -> None:
+    """Measure what `out` has not, and write each row as it comes."""
+    with out.open("a+", newline="", encoding="utf-8") as file:
+        file.seek(0)
+        known = {tuple(line[name] for name in COLUMNS[:4]) for line in csv.DictReader(file)}
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if not known:
+            writer.writeheader()
+        for share, sites, kind, grouped in [*CELLS, *GROUPED]:
+            if (str(share), str(sites), kind, "yes" if grouped else "no") not in known:
+                writer.writerow(row(share, sites, kind, grouped, fleets * (1 + (sites == LOOKED))))
+                file.flush()
+
+
+if __name__ == "__main__":
+    main()
