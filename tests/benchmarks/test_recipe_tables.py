@@ -65,8 +65,5 @@ def test_public_tables_have_what_is_kept_the_own_models_and_the_harmed(tmp_path:
     rows = [row(1, seed, CLOSED_FORM.label, 0.4 + 0.1 * seed, 0.3, harmed=0.02) for seed in (0, 1)] + [row(1, 0, ALONE, 0.25)]
     write(tmp_path / "exam.csv", rows)
     cells = [line.strip("| ").split(" | ") for line in public(tmp_path) if line.startswith("| `exam` | 1 ")]
-    assert [line[1:6] for line in cells] == [
-        ["1", "2", "10.0", "25.0 / 25.0", "45.0 / 45.0"],
-        ["1", "2", "10.0", "30.0"],
-        ["1", "2", "10.0", "2.0"],
-    ]
+    assert all(line[1:4] == ["1", "2", "10.0"] for line in cells)
+    assert [line[4:6] for line in cells] == [["25.0 / 25.0", "45.0 / 45.0"], ["30.0"], ["2.0"]]

@@ -50,9 +50,7 @@ def test_of_a_large_data_set_a_random_part_is_used_and_of_a_small_one_everything
 
 @pytest.mark.parametrize("recipe", catalogue.RECIPES.values(), ids=lambda recipe: recipe.name)
 def test_in_every_recipe_the_settings_exist(recipe: Recipe) -> None:
-    for entry in recipe.entries:
-        if entry.method == "auto":
-            continue  # a race has the settings of the recipe
+    for entry in (entry for entry in recipe.entries if entry.method != "auto"):  # a race has the settings of the recipe
         said: dict = {"method": {"name": entry.method}}
         for key, value in {**recipe.settings, **entry.settings}.items():
             section, _, name = key.partition(".")

@@ -128,10 +128,8 @@ def test_a_device_that_has_a_new_stream_meanwhile_is_asked_again() -> None:
 
 
 async def _answers(fleet: Survey, name: str, stream: Stream) -> None:
-    question = await stream.next()
-    assert isinstance(question, StatisticsRequest)
-    report = honest(question)
-    assert report is not None
+    question: Any = await stream.next()
+    report: Any = honest(question)
     fleet.answered(name, report)
 
 
