@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from threading import Lock, RLock
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,7 +17,7 @@ from attune.fedserver.ports.blobs import UPLOADS, Damaged
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
 from attune.fedserver.stores.audit import entries_in, head_of, next_line
 from attune.fedserver.stores.checked_blobs import SEALED, CheckedBlobs, sealed_among, upload_name
-from attune.fedserver.stores.sqlite import SCHEMA, SqliteDatabase
+from attune.fedserver.stores.sqlite import MemoryDatabase
 from attune.fedserver.stores.table_ledger import TableLedger
 from attune.fedserver.stores.tables import Tables, certificate_in, snapshot_in
 
@@ -213,18 +212,6 @@ class _MemoryUpload:
         if self._is_open:
             self._is_open = False
             self._spool.release(self.name, keep)
-
-
-class MemoryDatabase(SqliteDatabase):
-    """Tables in memory, where nothing needs to be synced. Digests of rows are for files."""
-
-    def __init__(self) -> None:
-        super().__init__(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
-        self.connection.executescript(f"PRAGMA temp_store = MEMORY; {SCHEMA}")  # large sorts write no file either
-
-    @contextmanager
-    def synced(self) -> Iterator[None]:
-        yield
 
 
 class MemoryLedger(TableLedger):

@@ -217,6 +217,18 @@ class SqliteDatabase:
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
+class MemoryDatabase(SqliteDatabase):
+    """Tables in memory, where nothing needs to be synced. Digests of rows are for files."""
+
+    def __init__(self) -> None:
+        super().__init__(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
+        self.connection.executescript(f"PRAGMA temp_store = MEMORY; {SCHEMA}")  # large sorts write no file either
+
+    @contextmanager
+    def synced(self) -> Iterator[None]:
+        yield
+
+
 class SqliteReader:
     """Implements ports.ledger.LedgerReader. It opens the file when it is first read, and updates an older schema."""
 
