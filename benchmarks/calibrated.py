@@ -21,7 +21,7 @@ import numpy as np
 
 from attune.common.metrics import KEPT_RIVALS
 from attune.common.statistics import LEVEL, pairs_of
-from attune.fedclient.work.comparison import compared_areas, difference, has_cases, interval
+from attune.fedclient.work.auroc import compared_areas, difference, has_cases, interval
 from attune.fedserver.core.fleet_verdict import pooled
 
 SHARES, SITES = (0.02, 0.05, 0.2), (5, 20, 60)
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 class Shown(NamedTuple):
-    """What one site shows; and whether its intervals hold the true values, whether it calls a difference, and wrongly."""
+    """Figures of one site: what it shows, and whether its intervals hold the true values and its calls are right."""
 
     gain: float
     error: float

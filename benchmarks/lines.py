@@ -51,7 +51,7 @@ class Line:
 
     @property
     def no_better(self) -> bool:
-        """Whether our mean is no better than a constant answer."""
+        """True if our mean is no better than a constant answer."""
         return self.constant is not None and bool(self.ours) and self.mean <= self.constant
 
     def direction(self, reference: Line) -> str:

@@ -17,9 +17,9 @@ import click
 import msgspec
 
 import attune
+from attune.fedclient.work.executor import StackedExecutor
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.stacked.lockstep import Stacked
-from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from benchmarks.federation import Home
 from benchmarks.machine import machine
 

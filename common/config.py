@@ -144,12 +144,12 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
     @property
     def on_devices(self) -> bool:
-        """Whether devices train with noise."""
+        """True if devices train with noise."""
         return self.unit in ("example", "group")
 
     @property
     def on_server(self) -> bool:
-        """Whether the server adds noise to what devices share."""
+        """True if the server adds noise to what devices share."""
         return self.unit == "client"
 
 

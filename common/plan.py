@@ -153,7 +153,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @property
     def is_private(self) -> bool:
-        """Whether devices train with noise."""
+        """True if devices train with noise."""
         return self.privacy is not None and self.privacy.on_devices
 
     @property
@@ -163,7 +163,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @property
     def scaled_by_ranges(self) -> bool:
-        """Whether a closed form scales by the ranges of a table's schema: there are no common statistics."""
+        """True if a closed form scales by the ranges of a table's schema, because there are no common statistics."""
         return self.scale is None and self.schema is not None and not self.schema.without_bounds
 
     @property

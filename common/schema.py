@@ -114,7 +114,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     @property
     def is_feature(self) -> bool:
-        """Whether the column becomes features of the model."""
+        """True if the column becomes features of the model."""
         return self.kind in FEATURES and not self.left_out
 
 

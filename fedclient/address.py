@@ -200,7 +200,7 @@ class ServerAddress:
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether the host is a loopback name or address."""
+        """True if the host is a loopback name or address."""
         if self.host.lower() == "localhost":
             return True
         try:

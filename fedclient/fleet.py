@@ -33,9 +33,8 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
-from attune.fedclient.work.executor import ExecutorName
+from attune.fedclient.work.executor import ExecutorName, StackedExecutor
 from attune.fedclient.work.processes.remote_executor import REMOTE_EXECUTORS, RemoteWorker
-from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from attune.fedclient.work.worker import BatchingWorker, Worker
 
 if TYPE_CHECKING:

@@ -157,7 +157,7 @@ class Gate:
 
     @property
     def tells_scores(self) -> bool:
-        """Whether the server is told losses, scores and the texts of errors."""
+        """True if the server is told losses, scores and the texts of errors."""
         metrics = self.options.privacy.metrics
         return metrics == "all" or (metrics is None and not self._with_noise)
 
@@ -278,11 +278,11 @@ def only(value: T, kind: type, allows: Callable[[str], bool]) -> T:
     return result
 
 
-def listed(message: Any) -> Any:
+def with_rows(message: Any) -> Any:
     """Return a message without the fields that have no row."""
     if isinstance(message, tuple):
-        return tuple(map(listed, message))
+        return tuple(map(with_rows, message))
     if not dataclasses.is_dataclass(message):
         return message
-    inner = {field.name: listed(getattr(message, field.name)) for field in dataclasses.fields(message)}
+    inner = {field.name: with_rows(getattr(message, field.name)) for field in dataclasses.fields(message)}
     return only(dataclasses.replace(message, **inner), type(message), rows().__contains__)  # type: ignore[type-var]

@@ -76,7 +76,7 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
 
     @property
     def no_better_than_constant(self) -> bool:
-        """Whether what it predicts with has no better score than a constant answer, where that is not the best there is."""
+        """True if what it predicts with has no better score than a constant answer, where that is not the best there is."""
         if self.accuracy is None or self.accuracy_constant is None:
             return False
         return self.accuracy <= self.accuracy_constant < 1

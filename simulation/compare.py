@@ -78,7 +78,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
 
     @property
     def no_better(self) -> bool:
-        """Whether the run is no better than a constant answer, over clients."""
+        """True if the run is no better than a constant answer, over clients."""
         mean, constant = self.mean_over_clients, self.constant
         return mean is not None and constant is not None and mean <= constant
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from attune.common.errors import SettingError, nearest
-from attune.fedclient.work.executor import EXECUTORS, STACKED, Executor
+from attune.fedclient.work.executor import EXECUTORS, STACKED, Executor, StackedExecutor
 from attune.fedclient.work.processes.remote_executor import REMOTE_EXECUTORS
-from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from attune.simulation.simulation_state import reconcile_executor
 
 

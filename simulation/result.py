@@ -21,9 +21,8 @@ from attune.common.task import ScoredTask
 from attune.common.text import aligned, csv_cell
 from attune.fedclient.console import kept_words
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.executor import SEQUENTIAL, STACKED, Executor
+from attune.fedclient.work.executor import SEQUENTIAL, STACKED, Executor, StackedExecutor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
-from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from attune.fedserver.choosing.racing import RaceResult, reported_scores
 from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
 from attune.fedserver.core.records import Arrival, arrivals_of

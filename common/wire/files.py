@@ -163,7 +163,7 @@ class TensorFile(Opened[torch.Tensor], TensorSource):
 
     @property
     def is_shared(self) -> bool:
-        """Whether another machine can read the same bytes: then this can be sent to it."""
+        """True if another machine can read the same bytes: then this can be sent to it."""
         return bool(getattr(self._source, "is_shared", False))
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -115,7 +115,7 @@ class TensorSource(ByManifest[torch.Tensor]):
 
     @property
     def stored(self) -> bool:
-        """Whether the values are those of a blob, in the dtypes in which they lie there."""
+        """True if the values are those of a blob, in the dtypes in which they lie there."""
         return False
 
     def span(self, name: str, start: int, end: int) -> torch.Tensor:

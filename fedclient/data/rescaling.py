@@ -14,7 +14,10 @@ Rescaling = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 
 def to_ranges(shard: Shard, plan: Plan, scaling: Standardiser | None) -> Rescaling | None:
-    """Return what `Prepared.to_ranges` says. A feature that stands for a value has the same scale at every site."""
+    """Return factor and shift, (F,) each, from features in the device's scale to that of the schema's ranges.
+
+    None: the plan does not scale by ranges. A feature that stands for a value has the same scale at every site.
+    """
     if shard.schema is None or not plan.scaled_by_ranges:
         return None
     encoder = TableEncoder(shard.schema)
@@ -24,7 +27,7 @@ def to_ranges(shard: Shard, plan: Plan, scaling: Standardiser | None) -> Rescali
 
 
 def unscaled(shard: Shard, scaling: Standardiser) -> Standardiser:
-    """Return a scaling that leaves features as they are that stand for values, so that they mean the same at every site."""
+    """Return the scaling for numbers, dates and yes/no alone. Other features stand for values, the same at every site."""
     if shard.schema is None:
         return scaling
     is_scaled = TableEncoder(shard.schema).is_scaled

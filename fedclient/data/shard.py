@@ -78,7 +78,7 @@ class Shard:
 
     @property
     def per_position(self) -> bool:
-        """Whether every position of a sequence has a label, not only every sample."""
+        """True if every position of a sequence has a label, not only every sample."""
         return self.task == "classes" and self.train_y.ndim == 2
 
     @property
@@ -143,7 +143,7 @@ class Shard:
 
     @property
     def over_the_federation(self) -> bool:
-        """Whether features are standardised by the statistics of all devices. If so, the profile has the column sums."""
+        """True if features are standardised by the statistics of all devices. If so, the profile has the column sums."""
         return self.standardise == "federation" and self.kind in ("series", "tabular")
 
 

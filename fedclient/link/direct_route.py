@@ -55,7 +55,7 @@ class DirectRoute:
 
     @property
     def usable(self) -> bool:
-        """Whether the store may be tried now."""
+        """True if the store may be tried now."""
         return self._is_offered and self._clock() >= self._rests_until
 
     def offer(self, address: str) -> None:

@@ -39,7 +39,7 @@ from attune.common.identity.token import JoinToken
 from attune.common.text import clean
 from attune.fedclient.address import ServerAddress, backoff_s
 from attune.fedclient.disclosure_log import DisclosureLog
-from attune.fedclient.gate import listed
+from attune.fedclient.gate import with_rows
 from attune.fedclient.home import DeviceHome, DeviceInfo, Identity
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedclient.link.port import Broken
@@ -94,7 +94,7 @@ class GrpcChannel:
         Raises:
             OSError: It cannot be noted, so it must not be sent.
         """
-        data = call.request.write(message := listed(message))
+        data = call.request.write(message := with_rows(message))
         if self._log is not None:
             self._log.note(message, len(data))
         return data

@@ -21,7 +21,8 @@ from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import Model, in_unit
 from attune.fedclient.read_options import PLAIN, ReadOptions
-from attune.fedclient.work.comparison import Events, Floats, Places, aurocs, has_cases, rarer
+from attune.fedclient.work.auroc import Events, aurocs, has_cases, rarer
+from attune.fedclient.work.comparison import Floats, Places
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
+from attune.fedclient.work.auroc import aurocs, compared_areas, has_cases, rarer, threshold_of
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
-from attune.fedclient.work.comparison import Floats, aurocs, compared_areas, has_cases, rarer, threshold_of
+from attune.fedclient.work.comparison import Floats
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import MEASURES, Ranked, mean_score
@@ -252,12 +253,12 @@ class Evaluation:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether models are scored by AUROC (`train.score`)."""
+        """True if models are scored by AUROC (`train.score`)."""
         return isinstance(self._measure, Ranked) and self._score is None
 
     @property
     def _ranks(self) -> bool:
-        """Whether the device ranks samples by the probability of a class."""
+        """True if the device ranks samples by the probability of a class."""
         return self._plan.task == "classes" and self._data.test_y.dim() == 1 and self._score is None
 
     @property

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from attune.common.plan import Plan, Scale
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from attune.common.wire.header import Manifest
     from attune.fedclient.data.standardiser import Standardiser
     from attune.fedclient.messages import OrderResult
+    from attune.fedclient.work.learner import Learner
     from attune.fedclient.work.orders import OrderStore
+    from attune.fedclient.work.stacked.lockstep import Stacked
     from attune.fedclient.work.trainer import OnProgress, Tensors
 
 
@@ -166,3 +168,25 @@ def done(outcome: OrderResult | Exception) -> Future[OrderResult]:
 async def result_of(future: Future[OrderResult]) -> OrderResult:
     """Return the result, without giving way to other tasks if it is there already. Raises what the work raised."""
     return future.result() if future.done() else await asyncio.wrap_future(future)
+
+
+class StackedExecutor:
+    """Implements Executor: many devices at once, in the thread of the tensors, which imports torch with the first orders."""
+
+    def __init__(self) -> None:
+        self.stacked: Stacked | None = None
+
+    def __repr__(self) -> str:
+        return f"StackedExecutor({self.stacked})"
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reasons for which some work went one by one, each once."""
+        return self.stacked.reasons if self.stacked is not None else []
+
+    def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
+        from attune.fedclient.work.stacked.lockstep import Stacked
+
+        self.stacked = self.stacked or Stacked()
+        ended = self.stacked.run([cast("Learner", work.learner).jobs(work) for work in works])
+        return [done(end.error if isinstance(end, FailedWork) else end) for end in ended]

@@ -195,7 +195,7 @@ class Race(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether the winner is known."""
+        """True if the winner is known."""
         return bool(self.entrants) and self.course().leg is None
 
     def report(self) -> dict[str, Any]:

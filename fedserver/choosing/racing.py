@@ -67,7 +67,7 @@ class PairedDifference:
 
     @property
     def clear(self) -> bool:
-        """Whether the difference exceeds one standard error."""
+        """True if the difference exceeds one standard error."""
         return self.exceeds(1.0)
 
 
@@ -218,7 +218,7 @@ class RaceResult:
 
     @property
     def pays(self) -> bool:
-        """Whether a federation explains held-out samples better than training alone."""
+        """True if a federation explains held-out samples better than training alone."""
         return self.chosen != ALONE
 
     def report(self) -> dict[str, Any]:

@@ -178,7 +178,8 @@ def pooled(sites: Sequence[tuple[float, float]], too_few: int = 0) -> Pooled | N
     if not sites:
         return None
     gains, errors, freedom = [gain for gain, _ in sites], [max(LEAST_ERROR, error) for _, error in sites], len(sites) - 1
-    variances = [error * math.sqrt(median(other**2 for other in errors)) for error in errors]
+    usual = math.sqrt(median(error**2 for error in errors))
+    variances = [error * usual for error in errors]
     _, spread, at_one_gain = _weighed(gains, variances, 0.0)
     low, between = 0.0, WIDEST if spread > freedom else 0.0
     for _ in range(STEPS):

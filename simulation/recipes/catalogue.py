@@ -184,7 +184,7 @@ SCHOOL = (
     RecipeMethod("MR-MTL", "mr-mtl", {**SCHOOL_RATE, "method.mu": 4}),
     replace(DIAL, settings={**DIAL.settings, **SCHOOL_RATE}),
     CLOSED_FORM,
-    RecipeMethod("auto", "auto", SCHOOL_RATE),
+    replace(AUTO, settings=SCHOOL_RATE),
 )
 
 

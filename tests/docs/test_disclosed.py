@@ -20,7 +20,7 @@ from attune.common.plan import Columns, ModelSpec, Plan, Profile
 from attune.common.schema import Schema
 from attune.fedclient import gate as gates
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.gate import Gate, PrivacyLimits, decisions, listed, rows
+from attune.fedclient.gate import Gate, PrivacyLimits, decisions, rows, with_rows
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedserver.core.adaptation import adaptation_of
@@ -111,9 +111,9 @@ def test_a_new_field_is_not_sent_until_it_has_a_row(monkeypatch: pytest.MonkeyPa
         elif kind == "Metrics":
             assert getattr(gate.report(RESULT), name) != getattr(RESULT, name), field
         elif kind in MESSAGES:
-            assert not getattr(listed(filled(MESSAGES[kind])), name), field
+            assert not getattr(with_rows(filled(MESSAGES[kind])), name), field
     gone = "BlobRef.data"
-    assert not listed(filled(messages.Update)).parts[0].data, "nor is that of a message within a message"
+    assert not with_rows(filled(messages.Update)).parts[0].data, "nor is that of a message within a message"
 
 
 # --- the documents on each method, compared with the registry

@@ -19,7 +19,7 @@ from attune.common.plan import Profile
 from attune.fedclient.console import comparison_of
 from attune.fedclient.data.labels import is_rare
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.comparison import newcombe
+from attune.fedclient.work.auroc import newcombe
 from attune.fedclient.work.evaluation import Evaluation
 from attune.fedserver.core.ballot import score_of
 from attune.fedserver.view.homes import render_status

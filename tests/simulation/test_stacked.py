@@ -13,8 +13,7 @@ import attune
 from attune.common.errors import FederationFailed, HomeMismatch, SettingError
 from attune.common.wire.files import read_tensors
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.executor import SequentialExecutor, Work, done
-from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
+from attune.fedclient.work.executor import SequentialExecutor, StackedExecutor, Work, done
 from tests.e2e.hosted import host
 from tests.simulation.test_simulate import CLOUDS, QUICK
 

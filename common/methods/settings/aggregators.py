@@ -51,12 +51,12 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def amplifies(self) -> bool:
-        """Whether the server may take a large step for small changes, because it divides by their size or generates values."""
+        """True if the server may take a large step for small changes, because it divides by their size or generates values."""
         return False
 
     @property
     def embeddings(self) -> Literal["none", "trained", "fixed"]:
-        """Whether the server has embeddings of clients from which their values are generated, and whether it trains them."""
+        """True if the server has embeddings of clients from which their values are generated, and whether it trains them."""
         return "none"
 
 
@@ -248,12 +248,12 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
 
     @property
     def is_described(self) -> bool:
-        """Whether devices are asked for a description of their data."""
+        """True if devices are asked for a description of their data."""
         return self.embedding == "described"
 
     @property
     def on_device(self) -> bool:
-        """Whether each device keeps its embedding, and generates its values itself."""
+        """True if each device keeps its embedding, and generates its values itself."""
         return self.embedding == "device"
 
     @property

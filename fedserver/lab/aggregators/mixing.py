@@ -68,7 +68,7 @@ class Mixing:
 
     @property
     def exact(self) -> bool:
-        """Whether large inner products are in float64 too."""
+        """True if large inner products are in float64 too."""
         return False
 
     def _groups(self, components: Mapping[str, list[str]]) -> dict[str, list[list[str]]]:

@@ -38,7 +38,7 @@ class LabLocation:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process computes everything."""
+        """True if this process computes everything."""
         return self.lab == "local"
 
     @property

@@ -13,7 +13,7 @@ from attune.common.statistics import wilson
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.scores import TestPartScore as Score
 from attune.fedclient.model.scores import at_threshold, integrated_brier, of_classes, of_numbers, scores_on
-from attune.fedclient.work.comparison import threshold_of
+from attune.fedclient.work.auroc import threshold_of
 
 
 def test_fifty_samples_by_hand() -> None:

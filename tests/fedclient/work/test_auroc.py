@@ -15,7 +15,7 @@ from scipy.stats import t as student_t
 from sklearn.metrics import roc_auc_score
 
 from attune.common.statistics import Z
-from attune.fedclient.work.comparison import aurocs, interval, newcombe, rarer
+from attune.fedclient.work.auroc import aurocs, interval, newcombe, rarer
 
 Floats = npt.NDArray[np.float64]
 INTERVAL = {"auroc_low": 0.0, "auroc_high": 1.0}

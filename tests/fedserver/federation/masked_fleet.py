@@ -56,7 +56,7 @@ def tables(names: Sequence[str] = NAMES) -> dict[str, tuple[np.ndarray, np.ndarr
 
 
 class Accounted:
-    """What an account of waits needs of a federation: its round, which takes exchanges in."""
+    """Federation as far as an account of waits needs it: its round, which takes exchanges in."""
 
     def __init__(self, names: Collection[str] = NAMES) -> None:
         settings, self.turns, self.clock = RoundSettings(grace_s=0.5), Turns(), Clock()
