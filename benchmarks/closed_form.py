@@ -4,6 +4,7 @@
 - `outputs`: the server's part of a federation with the most outputs (1,000), from sums that are drawn.
 - `school`: the server's part of both rounds with 139 schools (`--data school.npz`).
 - `constants`: accuracy, or R2, with other features, on tasks that no table shows (`--out closed_form_constants.csv`).
+- `sizes`: accuracy of own models with more features, at points of digits recipes (`--out closed_form_sizes.csv`).
 - `flipped`: three of ten devices have the label 9 - y: what the others lose, and how far down left_out.csv they are.
 
 Each runs by itself in a new process: `python -m benchmarks.closed_form devices --out closed_form_devices.json`.
@@ -60,6 +61,8 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "1,000 features": {"model.features": 1000},
 }
 LIARS, SEEDS = 3, (0, 1, 2)  # of ten
+SIZES = (500, 1_000, 2_000)
+ALIKE = (("digits", 20.0), ("relatedness", 12.0), ("label-shift", 10.0), ("feature-shift", 1.0), ("feature-shift", 4.0))
 
 
 def devices(number: int = 10_000, features: int = 200) -> Report:
@@ -161,6 +164,22 @@ def constants(out: Path) -> None:
         results.add([{"task": task, "seed": seed, "variant": variant, "score": round(score, 4)}])
 
 
+def sizes(out: Path) -> None:
+    """Score devices' own models at each point, with five seeds and numbers of features. What the file has stays."""
+    results = Results(out, ("recipe", "x", "seed", "features", "own"))
+    known = {(row["recipe"], float(row["x"]), int(row["seed"]), int(row["features"])) for row in results.rows()}
+    for (recipe, x), seed, features in product(ALIKE, range(5), SIZES):
+        if (recipe, x, seed, features) in known:
+            continue
+        point = next(point for point in get(recipe).points if point.x == x)
+        with tempfile.TemporaryDirectory() as folder:
+            shards = point.write(Path(folder), get(recipe).load(None, seed), seed)
+            settings = {"model.features": features}
+            result = attune.simulate(shards, "analytic", settings=settings, seed=seed, baseline="none", progress=False)
+            score = fmean(client["accuracy"] for client in result.status["clients"])
+        results.add([{"recipe": recipe, "x": x, "seed": seed, "features": features, "own": round(score, 4)}])
+
+
 def flipped() -> Report:
     """Run each point with and without wrong labels."""
     rows = []
@@ -212,14 +231,14 @@ def peak_mib() -> int:
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["devices", "outputs", "school", "constants", "flipped"]))
+@click.argument("what", type=click.Choice(["devices", "outputs", "school", "constants", "sizes", "flipped"]))
 @click.option("--data", type=click.Path(path_type=Path, exists=True), help="school.npz")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 def main(what: str, data: Path, out: Path) -> None:
     """Measure it, and write the file."""
     torch.set_num_threads(1)
-    if what == "constants":
-        constants(out)
+    if what in ("constants", "sizes"):
+        {"constants": constants, "sizes": sizes}[what](out)
         return
     of_machine, wall, spent = machine(), time.perf_counter(), time.process_time()
     works: Mapping[str, Callable[[], Report]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -42,6 +43,19 @@ def flipped(folder: Path = RESULTS) -> Iterator[str]:
         rows.append((f"`{recipe}`", f"{x:g}", both("common"), both("personal"), places))
     heads = ("recipe", "x", "common model, without / with, %", "own models, %", "places of the three, by seed")
     yield from table(heads, rows)
+
+
+def sizes(folder: Path = RESULTS) -> Iterator[str]:
+    """Yield a row for each point: accuracies of devices' own models by the number of features."""
+    with (folder / "closed_form_sizes.csv").open(newline="") as file:
+        scores = list(csv.DictReader(file))
+    numbers = sorted({int(row["features"]) for row in scores})
+    rows = []
+    for (recipe, x), some in groupby(scores, lambda row: (row["recipe"], row["x"])):
+        here = list(some)
+        means = [100 * fmean(float(row["own"]) for row in here if int(row["features"]) == number) for number in numbers]
+        rows.append((f"`{recipe}`", f"{float(x):g}", *(f"{mean:.1f}" for mean in means)))
+    yield from table(("recipe", "x", *(f"{number:,} features" for number in numbers)), rows)
 
 
 def _read(folder: Path, what: str) -> dict[str, Any]:

@@ -86,6 +86,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "schemas": schemas.lines,
     "shared-optimisers": shared_optimiser_tables.lines,
     "closed-form-costs": closed_form_tables.costs,
+    "closed-form-sizes": closed_form_tables.sizes,
     "flipped-sums": closed_form_tables.flipped,
     "targets": target_tables.targets,
     "default-training": training_tables.models,
