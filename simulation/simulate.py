@@ -15,8 +15,7 @@ from attune.common.methods.registry import AUTO
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
 from attune.fedclient.gate import PrivacyLimits
-from attune.fedclient.hooks import Evaluate, Hooks, Train
-from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind
+from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind, Evaluate, Hooks, Train
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES, ExecutorName
 from attune.simulation import arguments
@@ -26,12 +25,11 @@ from attune.simulation.federation import NOWHERE
 from attune.simulation.manifest import data_digest
 from attune.simulation.over_seeds import SeedResults, run_seeds
 from attune.simulation.own_models import model_name
-from attune.simulation.progress import ProgressFunction, watcher
+from attune.simulation.progress import Dashboard, ProgressFunction, page_address, watcher
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulated_clock import SimulatedClock
 from attune.simulation.simulation_state import MemoryState
 from attune.simulation.simulator import Simulator
-from attune.simulation.watching import Dashboard, page_address
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,12 +16,11 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedserver.web.serving import PageAddress
-from attune.simulation.executors import executor_of
 from attune.simulation.federation import Federation
 from attune.simulation.progress import Watcher
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulated_clock import SimulatedClock
-from attune.simulation.simulation_state import MemoryState, SimulationState, open_state
+from attune.simulation.simulation_state import MemoryState, SimulationState, executor_of, open_state
 
 COLLECTED_OBJECTS = 50_000  # new objects before a collection of the youngest generation; Python's default is 700
 

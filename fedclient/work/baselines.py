@@ -23,7 +23,7 @@ from attune.common.models.registry import build, is_built_in
 from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.hooks import NONE, Hooks
+from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure

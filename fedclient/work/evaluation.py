@@ -16,8 +16,8 @@ from attune.common.exchange.messages import Order
 from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, NETWORKS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
+from attune.fedclient.options import Hooks
 from attune.fedclient.work import baselines, comparison
 from attune.fedclient.work.auroc import aurocs, compared_areas, has_cases, rarer, threshold_of
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing

@@ -31,9 +31,8 @@ from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
 from attune.fedclient.gate import Gate
-from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.options import DeviceOptions
+from attune.fedclient.options import NONE, DeviceOptions, Hooks
 from attune.fedclient.work import baselines
 from attune.fedclient.work.baselines import shared_model
 from attune.fedclient.work.build import family_of, objective_for, on_processor, predictor_for

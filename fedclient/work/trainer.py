@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
-from attune.fedclient.hooks import NONE, Hooks
+from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure, mean_score

@@ -109,7 +109,7 @@ class Lab(Protocol):
         """
 
     async def describe(self, client: str, description: Sequence[float]) -> bool:
-        """Note what a client says of its data (common.models.description), for embeddings that start from descriptions.
+        """Note what a client says of its data (common.models.feature_mean), for embeddings that start from descriptions.
 
         It is kept in memory until the client's update is in a committed state. Return whether it has the form of the model's
         descriptions; if not, it is ignored.

@@ -21,8 +21,8 @@ from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
 from attune.common.methods.settings.objectives import ObjectiveSettings
 from attune.common.models.body import names_of, training_mode
-from attune.common.models.output import logits_of
-from attune.common.models.structure import roles, tensors_of
+from attune.common.models.structure import head_of, roles, tensors_of
+from attune.common.models.usable import logits_of
 from attune.common.torch_state import drawing, may_draw
 from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure
@@ -111,9 +111,8 @@ class Network:
         Raises:
             SettingError: The model has none.
         """
-        for name, of in self.roles.items():
-            if "head" in of:
-                return name.rpartition(".")[0]
+        if head := head_of(self.roles):
+            return head
         raise SettingError(f"the model {type(self.model).__name__} has no linear head: choose another model or method")
 
 

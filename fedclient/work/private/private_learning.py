@@ -40,7 +40,7 @@ from attune.common.wire.files import digest_of_tensors
 from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.hooks import Hooks
+from attune.fedclient.options import Hooks
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.descent import TrainingDiverged
 from attune.fedclient.work.private.lattice import DEVIATION, LatticeStream, lattice_step

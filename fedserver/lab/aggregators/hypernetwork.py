@@ -29,8 +29,8 @@ from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
 from attune.fedserver.lab.aggregators.described import FEWEST_DESCRIBED, DescriptionRegression, evenly, fitted
-from attune.fedserver.lab.aggregators.matrices import names_to_tensor
 from attune.fedserver.lab.aggregators.mean import shares_of
+from attune.fedserver.lab.aggregators.mixing import names_to_tensor
 from attune.fedserver.lab.aggregators.stored import DESCRIBED, DESCRIPTION, EMBEDDED, NETWORK, STEPS, names_in
 
 

@@ -5,6 +5,7 @@ Shapes: S clients of the cohort, D numbers of a group of tensors, N of one tenso
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -30,8 +31,8 @@ from attune.fedserver.lab.aggregators.base import (
     read_into,
     write,
 )
-from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.mean import weighted_mean
+from attune.fedserver.lab.aggregators.stored import CLIENTS, MATRICES, MEAN, UNIT
 from attune.fedserver.lab.aggregators.votes import discounted, gram, limited, mix_, stack
 
 COLD_START, CLIENT = "cold-start", "client/"
@@ -221,3 +222,33 @@ def moved(mean: torch.Tensor, new: Sequence[torch.Tensor], old: Iterable[torch.T
         shift.add_(after.to(dtype)).sub_(before.to(dtype))
     result = shift.div_(count).add_(mean.to(dtype))
     return result.to(mean.dtype) if exact else result.round_().to(mean.dtype)
+
+
+LIMIT_BYTES = 16 << 20  # of all matrices together
+
+
+def names_to_tensor(names: Sequence[str]) -> torch.Tensor:
+    """Return names as JSON in bytes, uint8 (length), so that a file of rows names the client of each; see `stored.names_in`."""
+    return torch.tensor(list(json.dumps(list(names)).encode()), dtype=torch.uint8)
+
+
+class Matrices:
+    """One round's A of every unit, and their mean. If they exceed LIMIT_BYTES, only the mean is stored, or no matrix."""
+
+    def __init__(self, clients: Sequence[str], units: int) -> None:
+        matrix_bytes = 4 * len(clients) ** 2
+        self._clients, self._units = list(clients), units
+        self._all_fit = matrix_bytes * (units + 1) <= LIMIT_BYTES
+        self._mean_fits = matrix_bytes <= LIMIT_BYTES
+        self._kept: Tensors = {}
+
+    def add(self, unit: str, A_SS: torch.Tensor) -> None:
+        """Add a unit's matrix: A[i, k] is how much of client k's value client i is served; rows sum to one."""
+        if self._all_fit:
+            self._kept[UNIT + unit] = A_SS.float()
+        if self._mean_fits:
+            self._kept[MEAN] = self._kept.get(MEAN, torch.zeros(A_SS.shape)) + A_SS.float() / self._units
+
+    def write(self, vault: Vault) -> None:
+        """Write the matrices under MATRICES, in place of the last round's."""
+        write(vault, MATRICES, {CLIENTS: names_to_tensor(self._clients)} | self._kept)
