@@ -6,7 +6,6 @@ The server's operator decides the plan, and the device's owner these limits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from attune.fedclient.store import Store
 
 
-@dataclass(frozen=True)
-class OrderLimits:
+class OrderLimits(msgspec.Struct, frozen=True):
     """Bounds on orders and plans; the defaults are the command's.
 
     Attributes:

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 
 import msgspec
@@ -110,8 +109,7 @@ def sum_of_squares(values_N: Values) -> Fraction | float:
 MOST_BYTES = 3 << 20  # of a report; a message of gRPC may have 4 MiB
 
 
-@dataclass(frozen=True)
-class MaskableStatistics:
+class MaskableStatistics(msgspec.Struct, frozen=True):
     """Statistics that the device can mask: their order, the member that masks them, and the number itself."""
 
     order: MaskableOrder

@@ -10,8 +10,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from attune.common.errors import LimitExceeded, SettingError
 
@@ -22,8 +23,7 @@ BUSY_SHARE = 0.25  # load for each processor up to which the machine counts as i
 LOOK_S = 10.0
 
 
-@dataclass(frozen=True)
-class ResourceLimits:
+class ResourceLimits(msgspec.Struct, frozen=True):
     """Bounds on the machine's resources; the defaults set none.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,8 +61,7 @@ class MemoryState:
         return Model(*finished)
 
 
-@dataclass(frozen=True)
-class FolderState:
+class FolderState(msgspec.Struct, frozen=True):
     """State in the homes `server` and `devices/NAME`, as over the network, but without keys."""
 
     storage: Storage

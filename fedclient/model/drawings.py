@@ -6,9 +6,9 @@ h x w patches, N images, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -31,8 +31,7 @@ COLUMNS = 3
 ENOUGH = 2.0  # equal shares: the colour scale reaches at least so far, so that an even map looks even
 
 
-@dataclass(frozen=True)
-class RolloutPanel:
+class RolloutPanel(msgspec.Struct, frozen=True):
     """One model's rollout: maps (N, h, w), and the label that it predicts for each image."""
 
     title: str
@@ -175,8 +174,7 @@ SIDE = 3.4  # inches of a panel
 FAINT = 200  # points from which on they are half transparent
 
 
-@dataclass(frozen=True)
-class Predicted:
+class Predicted(msgspec.Struct, frozen=True):
     """One model: numbers (N, K) in the unit of y, and its federation's standard deviations (K,), by which R2 is."""
 
     title: str

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -64,8 +63,7 @@ class Unmasking(msgspec.Struct, frozen=True, dict=True):
         return masks.total_mask(self.seeds, part, tensor, size)
 
 
-@dataclass(frozen=True)
-class CohortRule:
+class CohortRule(msgspec.Struct, frozen=True):
     """How many devices a sum needs.
 
     Attributes:

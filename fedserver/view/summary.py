@@ -154,7 +154,7 @@ def summarise(
     """Return the contents of summary.json. `rows` must be in the order of time."""
     evaluate, policy = settings.method.evaluate, settings.round
     by_name = curves(rows, evaluate, policy)
-    judged = "before" if evaluate == "served" else "after"
+    judged: Curve = "before" if evaluate == "served" else "after"
     reports = of_rows.latest_metrics(rows)
     verdicts = fleet_verdicts(reports)
     listed = [msgspec.structs.replace(client, probably=effect_of(verdicts, client.name)) for client in clients(rows, evaluate)]
