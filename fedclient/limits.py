@@ -135,7 +135,7 @@ def _plan_before(plan: Plan, store: Store) -> Plan | None:
             check_name(plan.run)
         except SettingError:
             raise WireError(f"the server names a run that cannot be: {clean(plan.run)!r}") from None
-    kept = store.plan()
+    kept = store.kept("plan")
     if kept is None:
         return None
     try:

@@ -183,7 +183,7 @@ class MaskedDiscloser:
         self._ready = MaskableStatistics(MaskableOrder(order_id, ONE_SUM, vector), member, number)
 
     def _state(self) -> MemberState:
-        text = self._store.statistics_state()
+        text = self._store.kept("statistics")
         try:
             return from_json(text, MemberState) if text else MemberState()
         except msgspec.DecodeError:
@@ -196,7 +196,7 @@ class MaskedDiscloser:
         before = self._state()
         state, reply = ready.member.answer(before, message, ready.order)
         if state != before:
-            self._store.keep_statistics_state(msgspec.json.encode(state))
+            self._store.keep("statistics", msgspec.json.encode(state))
         if state.answered and not before.answered:
             self._say(f"statistics of the data are in a masked sum of {len(state.survivors)} devices")
         fail_at(self._link.name, 0, f"secure-{message.exchange}")

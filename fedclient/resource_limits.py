@@ -161,9 +161,6 @@ class Allowance:
         self._rate, self._clock = bytes_per_s, clock
         self._paid_until = clock()  # the moment up to which what was moved is paid for
 
-    def __repr__(self) -> str:
-        return f"Allowance({self._rate:g} bytes/s)"
-
     def owed_s(self, size: int) -> float:
         """Return the seconds to wait after `size` more bytes. Idle time is not saved up."""
         if not self._rate:

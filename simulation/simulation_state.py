@@ -50,9 +50,6 @@ class MemoryState:
         self.storage = MemoryStorage()
         self.stores = {name: MemoryStore() for name in names}
 
-    def __repr__(self) -> str:
-        return f"MemoryState({len(self.stores)} devices)"
-
     def model(self, name: str) -> Model:
         from attune.fedclient.model.artifact import Model
 

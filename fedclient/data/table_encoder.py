@@ -50,9 +50,6 @@ class TableEncoder:
     def __init__(self, schema: Schema) -> None:
         self.schema, self._features = schema, schema.features()
 
-    def __repr__(self) -> str:
-        return f"TableEncoder({len(self._features)} features of {len(self.schema.used)} columns)"
-
     def encode(self, table: DataTable, allowed: Collection[str] | None = None) -> EncodedTable:
         """Return the features of a table.
 

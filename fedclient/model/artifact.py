@@ -37,11 +37,11 @@ from attune.fedclient.work.blend import Member, answers_of, blended_shares
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
-from attune.fedclient.work.objectives.base import Network
+from attune.fedclient.work.objectives.base import Network, Tensors
 from attune.fedclient.work.portfolio.evaluators import ROWS
 from attune.fedclient.work.portfolio.portfolio import reader_of, trainer_of
 from attune.fedclient.work.predictors.base import FEATURES, PlainPredictor
-from attune.fedclient.work.trainer import EVALUATION_BATCH, Tensors, Trainer
+from attune.fedclient.work.trainer import EVALUATION_BATCH, Trainer
 
 HOLD_SAMPLES = frozenset({ROWS, FEATURES})  # tensors that are training samples, or made of single ones
 MOST_BYTES = 64 << 20  # of model.json: classes and columns may be many

@@ -78,9 +78,6 @@ class Evaluation:
         self._scored_rounds = plan.train.scored_rounds
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
-    def __repr__(self) -> str:
-        return f"<Evaluation of a {self.own_choice} model{', with a dial' if self._dial else ''}>"
-
     def accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[float | None]:
         """Return the accuracy of the own model on the test part; None if that cannot be scored."""
         data = self._data

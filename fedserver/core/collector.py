@@ -122,9 +122,6 @@ class Collector:
                 raise UpdateRefused(f"a round of secure aggregation has at most {MOST_MEMBERS} devices, not {len(rule.asked)}")
             self._check_enough(len(rule.asked), "have trained")
 
-    def __repr__(self) -> str:
-        return f"Collector({self.occasion}, {self.exchange}, {len(self._taken)} of {len(self.asked)})"
-
     @property
     def pending(self) -> frozenset[str]:
         """Devices that are asked and have not answered."""

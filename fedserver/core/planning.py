@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import REMOVED, PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
+from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.exchange.registry import SECURE_SUM, settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
@@ -172,13 +172,12 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
-    of_train = {key: value for key, value in full.get("train", {}).items() if key not in REMOVED}
     resolved = ResolvedSettings(
         configured=configured,
         method_options=options,
         model_name=name,
         model_options=model,
-        train=(train := with_scores(convert(TrainSettings, of_train, "train."), rounds)),
+        train=(train := with_scores(convert(TrainSettings, full.get("train", {}), "train."), rounds)),
         round=rounds,
         encodings=encodings,
         server=convert(ServerSettings, full.get("server", {}), "server."),
@@ -189,7 +188,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         adaptation=adaptation_of(configured, rounds.adapt),
         preset=preset,
         # Each step costs a share of a privacy budget, so there only the operator asks for more.
-        sets_epochs=privacy.unit != "none" or "local_epochs" in of_train or train.local_steps > 0,
+        sets_epochs=privacy.unit != "none" or "local_epochs" in full.get("train", {}) or train.local_steps > 0,
     )
     check_conflicts(resolved)
     return resolved

@@ -168,9 +168,6 @@ class Troubles:
     def __init__(self) -> None:
         self._present: dict[str, str] = {}
 
-    def __repr__(self) -> str:
-        return f"Troubles({self._present})"
-
     @property
     def lines(self) -> list[str]:
         """One line per obstacle, for people."""

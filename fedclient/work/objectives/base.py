@@ -49,9 +49,6 @@ class Network:
         self._draws = may_draw(model)
         self.trainable = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
-    def __repr__(self) -> str:
-        return f"Network({type(self.model).__name__}, {len(self.names)} tensors)"
-
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return logits (B, ..., C). In training mode running statistics among `tensors` are updated in place.
 

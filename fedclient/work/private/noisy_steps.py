@@ -64,9 +64,6 @@ class NoisyGradients:
         self._stream = LatticeStream(job.noise.stream("noise", job.purpose))
         self._expected = float(min(job.settings.batch_size, len(job.task.x)))
 
-    def __repr__(self) -> str:
-        return f"NoisyGradients({self._job!r})"
-
     @cached_property
     def split(self) -> Split:
         """How the gradients are computed."""

@@ -170,9 +170,6 @@ class PrivateLearning:
         of_plan, of_groups = digest_of(msgspec.json.encode(plan)), digest_of_tensors(numbers)
         self._inputs = [version(DISTRIBUTION), digest, of_plan, of_groups, name, f"{self.run.noise!r} {self.run.metrics!r}"]
 
-    def __repr__(self) -> str:
-        return f"<PrivateLearning, noise {self.run.noise:.3g}, {len(self.run.attempts)} of {self.run.orders} orders>"
-
     @property
     def planned(self) -> float:
         """Epsilon of these data after all orders of the run."""

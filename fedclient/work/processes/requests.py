@@ -16,8 +16,8 @@ from attune.fedclient.work.orders import Holdings
 
 if TYPE_CHECKING:
     from attune.fedclient.data.standardiser import Standardiser
+    from attune.fedclient.work.objectives.base import Tensors
     from attune.fedclient.work.orders import OrderStore
-    from attune.fedclient.work.trainer import Tensors
 
 
 class PlaceDevice(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import torch
 
@@ -19,9 +20,8 @@ from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import DTYPES
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import (
-    IN_TURN,
     Block,
-    Carrier,
+    MadeOfSettings,
     Put,
     Tensors,
     Unit,
@@ -39,7 +39,7 @@ COLD_START, CLIENT = "cold-start", "client/"
 GRAM, WEIGHTS = "gram", "weights"
 
 
-class Mixing:
+class Mixing(MadeOfSettings):
     """w_i = sum_k A[i,k] x_k for every unit, A made by the subclass from the unit's inner products.
 
     A unit is a list of groups of tensors: it has one A, and a group is what is in memory at a time, for the whole cohort.
@@ -51,21 +51,16 @@ class Mixing:
     from_first = False  # whether the inner products are of the differences from the cohort's first client
     reported: tuple[str, ...] = (WEIGHTS,)
 
-    def __init__(
-        self,
-        settings: MixedSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
-        self._settings, self._vault, self._carrier = settings, vault, carrier
-        self._units = self._groups(components)
+    _settings: MixedSettings
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._units = self._groups(self._components)
         self._device = accelerator.used()
         self._manifest: Manifest | None = None
         self._held: tuple[Block, torch.Tensor] | None = None  # a block's numbers, (S, D)
         self._before: dict[str, Mapping[str, torch.Tensor]] = {}  # by key, the values before the round that is being closed
-        self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
+        self._served = {key for key in self._vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
 
     @property
     def exact(self) -> bool:
