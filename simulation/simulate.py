@@ -20,7 +20,6 @@ from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES, ExecutorName
 from attune.simulation import arguments
 from attune.simulation.arguments import Shards, data_by_name, read_shards
-from attune.simulation.auto import race
 from attune.simulation.federation import NOWHERE
 from attune.simulation.manifest import data_digest
 from attune.simulation.over_seeds import SeedResults, run_seeds
@@ -29,7 +28,7 @@ from attune.simulation.progress import Dashboard, ProgressFunction, page_address
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulated_clock import SimulatedClock
 from attune.simulation.simulation_state import MemoryState
-from attune.simulation.simulator import Simulator
+from attune.simulation.simulator import Simulator, race
 
 if TYPE_CHECKING:
     from torch import nn

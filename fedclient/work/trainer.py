@@ -21,7 +21,7 @@ from attune.fedclient.work.objectives.base import LocalTask, Network, Objective,
 from attune.fedclient.work.objectives.descent import autocast
 from attune.fedclient.work.own_loop import Data, scored, with_loop
 from attune.fedclient.work.predictors.base import Predictor
-from attune.fedclient.work.private.order_noise import OrderNoise
+from attune.fedclient.work.private.noisy_steps import OrderNoise
 
 EVALUATION_BATCH = 512
 T = TypeVar("T")

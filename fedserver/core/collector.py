@@ -16,7 +16,7 @@ from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import ExchangeName, FixedSurvivors, SecureMember, SecureMessage
 from attune.common.protocol import MOST_MEMBERS, OTHER_COHORT, SPARE, SUMMED_BEFORE
 from attune.common.secure import masks
-from attune.common.secure.sharing import SHARE_BYTES, combine, weights_at_zero
+from attune.common.secure.masks import SHARE_BYTES, combine, weights_at_zero
 from attune.common.secure.statements import (
     CERTIFICATE_BYTES,
     SIGNATURE_BYTES,

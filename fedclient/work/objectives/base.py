@@ -28,7 +28,7 @@ from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure
 
 if TYPE_CHECKING:
-    from attune.fedclient.work.private.order_noise import OrderNoise
+    from attune.fedclient.work.private.noisy_steps import OrderNoise
 
 _ONE_SAMPLE = "more than 1 value per channel"  # in torch's message
 

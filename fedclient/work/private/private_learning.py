@@ -45,7 +45,7 @@ from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.descent import TrainingDiverged
 from attune.fedclient.work.private.lattice import DEVIATION, LatticeStream, lattice_step
 from attune.fedclient.work.private.ledger import PrivacyLedger
-from attune.fedclient.work.private.order_noise import OrderNoise, rate_of
+from attune.fedclient.work.private.noisy_steps import OrderNoise, rate_of
 
 if TYPE_CHECKING:
     from attune.common.exchange.messages import Order
