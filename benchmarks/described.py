@@ -28,7 +28,7 @@ import attune
 from attune.common.methods.hypernetwork import features, generated, heads_of
 from attune.common.methods.method import assign
 from attune.common.methods.registry import configured_in
-from attune.common.models.description import moments
+from attune.common.models.feature_mean import moments
 from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part
 from attune.common.plan import Plan

@@ -25,7 +25,7 @@ from attune.common.plan import ModelSpec
 from attune.common.seeds import derive
 from attune.fedclient.work.objectives.base import LocalTask, Network
 from attune.fedclient.work.objectives.descent import Sgd
-from attune.fedclient.work.private.order_noise import OrderNoise
+from attune.fedclient.work.private.noisy_steps import OrderNoise
 from benchmarks.machine import machine
 from benchmarks.mcsa import cpu_s
 

@@ -23,7 +23,7 @@ from attune.common.schema import Schema
 from attune.common.seeds import derive
 from attune.common.statistics import interval_of_mean
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.held_rows import held_out, row_hashes
+from attune.fedclient.data.holdout import held_out, row_hashes
 from attune.fedclient.data.source import read_source
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.arguments import read_shards

@@ -24,8 +24,6 @@ Probability = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Decay = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Encoding = Literal["", "bf16", "int8", "zstd"]  # attune.common.exchange.encodings says what each does
 
-REMOVED = ("finish", "finish_lr", "finish_stop")  # of [train]: homes and plans of earlier versions have these, unread
-
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -64,9 +62,6 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     augment: tuple[Literal["flip", "crop", "noise", "erase"], ...] | msgspec.UnsetType = msgspec.UNSET
     # Score the test part before and after local training. false: only in evaluations of all devices. none: true.
     evaluate: bool | msgspec.UnsetType = msgspec.UNSET
-    finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
-    finish_lr: Positive | msgspec.UnsetType = msgspec.UNSET
-    finish_stop: Literal["fleet", "off"] | msgspec.UnsetType = msgspec.UNSET
     # Rounds after which all devices report how likely held-out samples are under what they would keep. The dial gets a second
     # held-out share. `--method auto` sets this. none: no round.
     score_after: tuple[Count, ...] | msgspec.UnsetType = msgspec.UNSET
@@ -386,14 +381,10 @@ def load_settings(config: Path | None, assignments: Iterable[str], flags: Mappin
 
 
 def checked(given: dict[str, Any]) -> dict[str, Any]:
-    """Return settings that a user gives, if their sections are known and none is set that was removed.
+    """Return settings that a user gives, if their sections are known.
 
     Raises:
-        SettingError: The error says what to set instead.
+        SettingError: A section is unknown.
     """
     convert(Settings, given, "")
-    for key in REMOVED:
-        if given.get("train", {}).get(key, "off") != "off":
-            why = "what devices kept was worse for it. The method fedavg+ft fine-tunes on each device (method.tune_epochs)"
-            raise SettingError(f"train.{key} was removed: leave it out, because {why}")
     return given

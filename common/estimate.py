@@ -23,9 +23,6 @@ class Estimate:
         self._grown = 0
         self._first = (0.0, 0.0)  # when the share had grown first, and to what
 
-    def __repr__(self) -> str:
-        return f"Estimate({self._what!r}, {self._share:.0%})"
-
     def at(self, what: str, share: float) -> str | None:
         """Return a line if one is due. `share`: how much of `what` is done, 0 to 1.
 

@@ -29,9 +29,6 @@ class Pulse:
         self._underway = 0
         self.signs = 0  # of life so far
 
-    def __repr__(self) -> str:
-        return f"<Pulse, silent for {self._silent:g} ticks of {self._tick_s:g} s, {self._underway} transfers>"
-
     @property
     def paced(self) -> bool:
         return self._tick_s > 0

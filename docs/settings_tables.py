@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from attune.common.config import REMOVED, PrivacySettings, RoundSettings, ServerSettings, Settings, TrainSettings
+from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, Settings, TrainSettings
 from attune.common.methods.method import DEFAULT_AGGREGATORS, CustomMethod, Method, PartKind
 from attune.common.methods.registry import METHODS
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
@@ -108,7 +108,6 @@ def struct_table(struct: Struct, section: str = "") -> Iterator[str]:
             linked(said[field.name].rstrip(".")),
         )
         for field in fields
-        if field.name not in REMOVED
     )
     yield from table(HEADS, rows)
 

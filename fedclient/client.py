@@ -23,12 +23,11 @@ from attune.fedclient.device import Device
 from attune.fedclient.disclosure_log import DisclosureLog
 from attune.fedclient.gate import NO_DEMANDS, PrivacyLimits
 from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, ShardRecord, check_asked_name, local_token
-from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
 from attune.fedclient.link.direct_route import DirectRoute
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
-from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind
+from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind, Evaluate, Hooks, Train
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, Allowance, ResourceLimits
 from attune.fedclient.store import FolderStore

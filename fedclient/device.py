@@ -68,9 +68,6 @@ class Device:
         for event in options.woken_by:
             self.events.put_nowait(event)
 
-    def __repr__(self) -> str:
-        return f"<Device {self.link.name}: {self.session}>"
-
     async def run(self) -> Path | None:
         """Run until the model is kept, and return its path if it is in files.
 
@@ -234,7 +231,7 @@ class Device:
             await self.link.decline(gate.declined(error))
             raise
         # Keep the plan only after the model was built: a home must not be bound to a plan that cannot work.
-        self.store.keep_plan(plan_json)
+        self.store.keep("plan", plan_json)
         fail_at(slot.orders.who, 0, "plan-kept")
         if self.slot is None:
             if (profile := self.shard.profile).columns is not None or profile.targets is not None:
@@ -291,7 +288,7 @@ class Device:
             self.job = None
 
     async def _work(self, order: Order, stop: threading.Event) -> None:
-        from attune.fedclient.work.trainer import Cancelled
+        from attune.fedclient.work.objectives.descent import Cancelled
 
         try:
             await until_met(self.options.resources.when, self.console.say)

@@ -26,8 +26,7 @@ from attune.common.protocol import DESCRIPTION, EMPTY, IN_NO_SUM, MASKED, MASKED
 from attune.common.site_statistics import MOST_COLUMNS, Centre
 from attune.common.text import from_json
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.data.site_sums import site_sketches, site_sums
-from attune.fedclient.data.units import units_of_shard
+from attune.fedclient.data.site_sums import site_sketches, site_sums, units_of_shard
 from attune.fedclient.gate import Gate
 from attune.fedclient.link.port import Link
 from attune.fedclient.masked_disclosing import MOST_BYTES, MaskedDiscloser
@@ -175,10 +174,10 @@ class Discloser:
 
 
 def _moments(shard: LazyShard, plan: Plan) -> tuple[float, ...]:
-    """Return the description of the training inputs (common.models.description); empty if the model has none."""
+    """Return the description of the training inputs (common.models.feature_mean); empty if the model has none."""
     import torch
 
-    from attune.common.models.description import description_size, moments
+    from attune.common.models.feature_mean import description_size, moments
     from attune.common.models.registry import build
     from attune.fedclient.data.prepare import prepare
     from attune.fedclient.work.objectives.base import Network

@@ -98,9 +98,6 @@ class DisclosureLog:
         self._size: int | None = None  # bytes of the file, once this process has looked at it
         self._named = False  # its name is durable
 
-    def __repr__(self) -> str:
-        return f"DisclosureLog({self.path})"
-
     def note(self, message: object, size: int) -> None:
         """Note a message of `size` bytes that is about to be sent.
 

@@ -8,7 +8,6 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -36,8 +35,7 @@ SOON = timedelta(days=14)
 PROBE_S = 10.0
 
 
-@dataclass(frozen=True)
-class CheckResult:
+class CheckResult(msgspec.Struct, frozen=True):
     """Result of one check. FAIL prevents the device from taking part; warn may do so later."""
 
     verdict: Literal["ok", "warn", "FAIL"]

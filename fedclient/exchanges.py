@@ -77,7 +77,7 @@ def book_of(store: Store) -> SumBook:
     Raises:
         HomeMismatch: What was kept is damaged.
     """
-    text = store.sums()
+    text = store.kept("sums")
     try:
         return from_json(text, SumBook) if text else SumBook()
     except msgspec.DecodeError as error:
@@ -174,7 +174,7 @@ class Exchanges:
             book = trained.book
             for start in trained.starts:
                 book = book.noting(start, state.survivors, self._settings.same_cohort)
-            self._store.keep_sums(msgspec.json.encode(book))
+            self._store.keep("sums", msgspec.json.encode(book))
         if state != before:
             orders.keep_secure_state(msgspec.json.encode(state))
         fail_at(orders.who, trained.round, f"secure-{message.exchange}")

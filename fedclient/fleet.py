@@ -54,9 +54,6 @@ class FleetConsole:
         self._waiting: list[tuple[str, str]] = []
         self._results: dict[tuple[int, bool], dict[str, OrderResult]] = {}  # (round, evaluated after it) -> device -> result
 
-    def __repr__(self) -> str:
-        return f"<FleetConsole of {len(self.alive)}>"
-
     def console_of(self, label: str) -> DeviceConsole:
         """Return the console of one device."""
         return DeviceConsole(self, label)

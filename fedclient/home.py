@@ -65,9 +65,6 @@ class DeviceHome:
         self.sums = path / "sums.json"
         self.runs = path / "runs"  # earlier ones of this federation, each with its plan, orders and model
 
-    def __repr__(self) -> str:
-        return f"<DeviceHome {self.path}>"
-
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the home's lock during the block.

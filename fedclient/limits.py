@@ -6,7 +6,6 @@ The server's operator decides the plan, and the device's owner these limits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from attune.fedclient.store import Store
 
 
-@dataclass(frozen=True)
-class OrderLimits:
+class OrderLimits(msgspec.Struct, frozen=True):
     """Bounds on orders and plans; the defaults are the command's.
 
     Attributes:
@@ -137,7 +135,7 @@ def _plan_before(plan: Plan, store: Store) -> Plan | None:
             check_name(plan.run)
         except SettingError:
             raise WireError(f"the server names a run that cannot be: {clean(plan.run)!r}") from None
-    kept = store.plan()
+    kept = store.kept("plan")
     if kept is None:
         return None
     try:

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 
 import msgspec
@@ -110,8 +109,7 @@ def sum_of_squares(values_N: Values) -> Fraction | float:
 MOST_BYTES = 3 << 20  # of a report; a message of gRPC may have 4 MiB
 
 
-@dataclass(frozen=True)
-class MaskableStatistics:
+class MaskableStatistics(msgspec.Struct, frozen=True):
     """Statistics that the device can mask: their order, the member that masks them, and the number itself."""
 
     order: MaskableOrder
@@ -185,7 +183,7 @@ class MaskedDiscloser:
         self._ready = MaskableStatistics(MaskableOrder(order_id, ONE_SUM, vector), member, number)
 
     def _state(self) -> MemberState:
-        text = self._store.statistics_state()
+        text = self._store.kept("statistics")
         try:
             return from_json(text, MemberState) if text else MemberState()
         except msgspec.DecodeError:
@@ -198,7 +196,7 @@ class MaskedDiscloser:
         before = self._state()
         state, reply = ready.member.answer(before, message, ready.order)
         if state != before:
-            self._store.keep_statistics_state(msgspec.json.encode(state))
+            self._store.keep("statistics", msgspec.json.encode(state))
         if state.answered and not before.answered:
             self._say(f"statistics of the data are in a masked sum of {len(state.survivors)} devices")
         fail_at(self._link.name, 0, f"secure-{message.exchange}")

@@ -10,8 +10,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from attune.common.errors import LimitExceeded, SettingError
 
@@ -22,8 +23,7 @@ BUSY_SHARE = 0.25  # load for each processor up to which the machine counts as i
 LOOK_S = 10.0
 
 
-@dataclass(frozen=True)
-class ResourceLimits:
+class ResourceLimits(msgspec.Struct, frozen=True):
     """Bounds on the machine's resources; the defaults set none.
 
     Attributes:
@@ -160,9 +160,6 @@ class Allowance:
     def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._clock = bytes_per_s, clock
         self._paid_until = clock()  # the moment up to which what was moved is paid for
-
-    def __repr__(self) -> str:
-        return f"Allowance({self._rate:g} bytes/s)"
 
     def owed_s(self, size: int) -> float:
         """Return the seconds to wait after `size` more bytes. Idle time is not saved up."""

@@ -19,7 +19,7 @@ from attune.common.exchange.messages import SecureMember, SecureMessage
 from attune.common.identity.credential import Credential
 from attune.common.protocol import MOST_MEMBERS, SPARE
 from attune.common.secure import masks
-from attune.common.secure.sharing import SHARE_BYTES
+from attune.common.secure.masks import SHARE_BYTES
 from attune.common.secure.statements import (
     Occasion,
     certificate_der,

@@ -47,10 +47,6 @@ class Session:
         self.displaced = False  # taken for a break, once since the last stream that lasted
         self.over = False
 
-    def __repr__(self) -> str:
-        phase = "over" if self.over else f"working on {self.working}" if self.working else "waiting"
-        return f"<Session {phase}, sending {self.sending}, finished {self.finished}, breaks {self.breaks}>"
-
     def on(self, event: Event) -> list[Effect]:
         """Return the effects of `event`, in order. After Farewell there are none, unless the device stays."""
         if self.over:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from attune.common.durable import PRIVATE, PUBLIC, write_file
 from attune.fedclient.home import DeviceHome
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from attune.fedclient.work.orders import OrderStore
 
 
+KeptName = Literal["plan", "statistics", "sums"]  # the plan as JSON; MemberState of masked statistics; SumBook
+
+
 class Store(Protocol):
     """Plan, orders and finished model of one device. Methods that write raise DiskFull."""
 
@@ -25,10 +28,11 @@ class Store(Protocol):
     def where(self) -> str:
         """Name of the store in errors."""
 
-    def plan(self) -> bytes | None:
-        """Return the plan as JSON; None before the first."""
+    def kept(self, what: KeptName) -> bytes | None:
+        """Return what was kept: of the run the plan, of the home's whole life the rest; None: nothing."""
 
-    def keep_plan(self, plan_json: bytes) -> None: ...
+    def keep(self, what: KeptName, data: bytes) -> None:
+        """Keep it durably in place of what was kept before."""
 
     def put_aside(self, run: str, orders: int) -> str:
         """Put plan, orders and model of a run with so many orders aside, and return where they are kept."""
@@ -38,18 +42,6 @@ class Store(Protocol):
 
     def spent(self) -> int:
         """Return how many orders were carried out in runs that were put aside."""
-
-    def statistics_state(self) -> bytes:
-        """Return what was kept of masked statistics in the home's whole life; empty: nothing."""
-
-    def keep_statistics_state(self, state: bytes) -> None:
-        """Keep it durably in place of what was kept before."""
-
-    def sums(self) -> bytes:
-        """Return what was kept of secure sums in the home's whole life; empty: nothing."""
-
-    def keep_sums(self, book: bytes) -> None:
-        """Keep it durably in place of what was kept before."""
 
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         """Check that the owner allows `coming_bytes` more.
@@ -71,18 +63,18 @@ class FolderStore:
     def __init__(self, home: DeviceHome) -> None:
         self._home = home
 
-    def __repr__(self) -> str:
-        return f"FolderStore({self._home})"
-
     @property
     def where(self) -> str:
         return str(self._home.path)
 
-    def plan(self) -> bytes | None:
-        return self._home.plan.read_bytes() if self._home.plan.exists() else None
+    def _place(self, what: KeptName) -> Path:
+        return {"plan": self._home.plan, "statistics": self._home.statistics, "sums": self._home.sums}[what]
 
-    def keep_plan(self, plan_json: bytes) -> None:
-        write_file(self._home.plan, plan_json, PUBLIC)
+    def kept(self, what: KeptName) -> bytes | None:
+        return self._place(what).read_bytes() if self._place(what).exists() else None
+
+    def keep(self, what: KeptName, data: bytes) -> None:
+        write_file(self._place(what), data, PUBLIC if what == "plan" else PRIVATE)
 
     def put_aside(self, run: str, orders: int) -> str:
         return str(self._home.put_aside(run, orders))
@@ -93,18 +85,6 @@ class FolderStore:
 
     def spent(self) -> int:
         return self._home.spent()
-
-    def statistics_state(self) -> bytes:
-        return self._home.statistics.read_bytes() if self._home.statistics.exists() else b""
-
-    def keep_statistics_state(self, state: bytes) -> None:
-        write_file(self._home.statistics, state, PRIVATE)
-
-    def sums(self) -> bytes:
-        return self._home.sums.read_bytes() if self._home.sums.exists() else b""
-
-    def keep_sums(self, book: bytes) -> None:
-        write_file(self._home.sums, book, PRIVATE)
 
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         resources.check_disk(self._home.path, coming_bytes)
@@ -125,26 +105,23 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.model: tuple[ModelInfo, Mapping[str, Mapping[str, Tensor]]] | None = None
-        self._plan: bytes | None = None
+        self._kept: dict[KeptName, bytes] = {}
         self._orders: OrderStore | None = None
         self._spent = 0
-        self._statistics = self._sums = b""
-
-    def __repr__(self) -> str:
-        return f"MemoryStore({self._orders})"
 
     @property
     def where(self) -> str:
         return "this device's memory"
 
-    def plan(self) -> bytes | None:
-        return self._plan
+    def kept(self, what: KeptName) -> bytes | None:
+        return self._kept.get(what)
 
-    def keep_plan(self, plan_json: bytes) -> None:
-        self._plan = plan_json
+    def keep(self, what: KeptName, data: bytes) -> None:
+        self._kept[what] = data
 
     def put_aside(self, run: str, orders: int) -> str:
-        self._plan = self._orders = None
+        self._orders = None
+        self._kept.pop("plan", None)
         self._spent += orders
         return "nowhere: it was in memory"
 
@@ -153,18 +130,6 @@ class MemoryStore:
 
     def spent(self) -> int:
         return self._spent
-
-    def statistics_state(self) -> bytes:
-        return self._statistics
-
-    def keep_statistics_state(self, state: bytes) -> None:
-        self._statistics = state
-
-    def sums(self) -> bytes:
-        return self._sums
-
-    def keep_sums(self, book: bytes) -> None:
-        self._sums = book
 
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         """Accept everything, because no file is written."""

@@ -10,7 +10,6 @@ import contextlib
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,8 +86,7 @@ def _remote(path: Path, place: StoragePlace) -> HomeStorage:
     return RemoteStorage(path, place.ledger, place.blobs)
 
 
-@dataclass(frozen=True)
-class ServerHome:
+class ServerHome(msgspec.Struct, frozen=True):
     """A folder that holds one federation. Only `create` and the `write_...` methods write."""
 
     path: Path

@@ -16,7 +16,7 @@ from attune.common.errors import AttuneError, SettingError, together
 from attune.common.methods import registry as methods
 from attune.common.plan import Profile
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.hooks import NONE, Hooks
+from attune.fedclient.options import NONE, Hooks
 from attune.fedserver.choosing.candidates import ComparedMethod, Fitting
 from attune.simulation.arguments import overrides
 

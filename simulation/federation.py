@@ -38,10 +38,9 @@ from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.web.serving import PageAddress
 from attune.simulation.in_process import CohortWorker, InlineWorker, InProcessServer, LocalLink
-from attune.simulation.progress import Watcher, orders_of
+from attune.simulation.progress import Watcher, orders_of, serve_page
 from attune.simulation.simulated_clock import ClockedWorker, SimulatedClock
 from attune.simulation.simulation_state import SimulationState
-from attune.simulation.watching import serve_page
 
 FEDERATION = "simulation"  # the federation's name in a plan; over the network it is the fingerprint of an authority
 NOWHERE = ServerAddress("this process", 1)

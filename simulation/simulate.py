@@ -15,23 +15,20 @@ from attune.common.methods.registry import AUTO
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
 from attune.fedclient.gate import PrivacyLimits
-from attune.fedclient.hooks import Evaluate, Hooks, Train
-from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind
+from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind, Evaluate, Hooks, Train
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES, ExecutorName
 from attune.simulation import arguments
 from attune.simulation.arguments import Shards, data_by_name, read_shards
-from attune.simulation.auto import race
 from attune.simulation.federation import NOWHERE
 from attune.simulation.manifest import data_digest
 from attune.simulation.over_seeds import SeedResults, run_seeds
 from attune.simulation.own_models import model_name
-from attune.simulation.progress import ProgressFunction, watcher
+from attune.simulation.progress import Dashboard, ProgressFunction, page_address, watcher
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulated_clock import SimulatedClock
 from attune.simulation.simulation_state import MemoryState
-from attune.simulation.simulator import Simulator
-from attune.simulation.watching import Dashboard, page_address
+from attune.simulation.simulator import Simulator, race
 
 if TYPE_CHECKING:
     from torch import nn

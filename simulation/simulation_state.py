@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from attune.common.durable import PUBLIC, write_file
-from attune.common.errors import HomeMismatch, NoModel
+from attune.common.errors import HomeMismatch, NoModel, SettingError, nearest
 from attune.common.text import from_json
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.store import FolderStore, MemoryStore, Store
-from attune.fedclient.work.executor import SEQUENTIAL
+from attune.fedclient.work.executor import EXECUTORS, SEQUENTIAL, STACKED, Executor, StackedExecutor
+from attune.fedclient.work.processes.remote_executor import REMOTE_EXECUTORS
 from attune.fedserver.ports.storage import Storage
 from attune.simulation.memory import MemoryStorage
 
@@ -50,9 +50,6 @@ class MemoryState:
         self.storage = MemoryStorage()
         self.stores = {name: MemoryStore() for name in names}
 
-    def __repr__(self) -> str:
-        return f"MemoryState({len(self.stores)} devices)"
-
     def model(self, name: str) -> Model:
         from attune.fedclient.model.artifact import Model
 
@@ -61,8 +58,7 @@ class MemoryState:
         return Model(*finished)
 
 
-@dataclass(frozen=True)
-class FolderState:
+class FolderState(msgspec.Struct, frozen=True):
     """State in the homes `server` and `devices/NAME`, as over the network, but without keys."""
 
     storage: Storage
@@ -136,3 +132,34 @@ def open_state(names: Iterable[str], folder: Path) -> Iterator[SimulationState]:
         storage.check_ledger()
         storage.blobs.sweep()
         yield FolderState(storage, homes)
+
+
+def executor_of(given: str | Executor | None, folder: Path | None, workers: int | None = None) -> Executor | None:
+    """Return the executor of cohorts, or None for one device after the other.
+
+    Args:
+        given: Name of an executor, or an executor.
+        folder: Folder of the simulation, if it has one; it keeps the choice.
+        workers: Number of processes of a RemoteExecutor, which the caller must close. None: one for each processor.
+
+    Raises:
+        SettingError: The name is unknown, or the simulation in `folder` needs an executor that must be handed over again.
+        HomeMismatch: The simulation in `folder` was begun with another executor.
+    """
+    name = given if isinstance(given, str) or given is None else type(given).__name__
+    if given == "auto":  # in earlier versions
+        raise SettingError(
+            "there is no executor 'auto' any more: it chose by the time that a trial took. Give 'stacked', which is faster for "
+            "small models, or 'sequential'; a simulation that was begun with it goes on without this argument"
+        )
+    if isinstance(given, str) and given not in EXECUTORS:
+        raise SettingError(f"unknown executor {given!r}{nearest(given, EXECUTORS)}")
+    if folder is not None:
+        name = reconcile_executor(folder, name)
+        if given is None and name not in EXECUTORS:
+            raise SettingError(f"the simulation in {folder} was begun with an executor of its own, {name}: hand it over again")
+    if given is not None and not isinstance(given, str):
+        return given
+    if name is not None and name in REMOTE_EXECUTORS:
+        return REMOTE_EXECUTORS[name](workers)
+    return StackedExecutor() if name == STACKED else None

@@ -310,7 +310,7 @@ class UnitReport:
 class Description:
     """Moments of a device's data, where embeddings start from descriptions; empty: the device says nothing."""
 
-    moments: tuple[float, ...]  # common.models.description
+    moments: tuple[float, ...]  # common.models.feature_mean
 
 
 @dataclass(frozen=True)

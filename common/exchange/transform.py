@@ -233,9 +233,6 @@ class Unchanged:
     name = ""
     seals = False
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name})"
-
     def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
         return update
 
@@ -251,9 +248,6 @@ class Chain:
 
     def __init__(self, transforms: Iterable[Transform]) -> None:
         self.transforms = tuple(transforms)
-
-    def __repr__(self) -> str:
-        return f"Chain({', '.join(transform.name for transform in self.transforms)})"
 
     def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
         for transform in self.transforms:

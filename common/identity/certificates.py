@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
+import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -27,8 +27,7 @@ def subject(common_name: str) -> x509.Name:
 AUTHORITY = subject("Attune federation authority")
 
 
-@dataclass(frozen=True)
-class Lifetime:
+class Lifetime(msgspec.Struct, frozen=True):
     """Validity period of a certificate, both ends included; both times know their time zone."""
 
     not_before: datetime

@@ -18,9 +18,9 @@ from attune.common.errors import SettingError
 from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import SOLVED, ConfiguredMethod, Method, PartKind, assign
 from attune.common.models.body import training_mode
-from attune.common.models.output import logits_of
 from attune.common.models.registry import build
-from attune.common.models.structure import components_by_part, roles, tensors_of
+from attune.common.models.structure import components_by_part, head_of, roles, tensors_of
+from attune.common.models.usable import logits_of
 from attune.common.plan import ModelSpec
 from attune.common.torch_state import seeded
 
@@ -47,7 +47,7 @@ def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0, pr
         check_no_batch_statistics(model, spec.name)
     if privacy.on_server:
         check_no_shared_buffers(model, parts, spec.name)
-    head = _head(model) if configured.objective.needs_features or configured.predictor.needs_features else None
+    head = head_of(roles(model)) if configured.objective.needs_features or configured.predictor.needs_features else None
     if head == "":
         raise SettingError(
             f"method {method.name} needs a model with a linear head, and {spec.name} has none: name the last layer head"
@@ -146,10 +146,6 @@ def _check_training(spec: ModelSpec, model: nn.Module) -> None:
         raise SettingError(
             f"model {spec.name} cannot be trained on a batch of shape {tuple(x.shape)}: {type(error).__name__}: {first}"
         ) from error
-
-
-def _head(model: nn.Module) -> str:
-    return next((name.rpartition(".")[0] for name, of in roles(model).items() if "head" in of), "")
 
 
 def _samples(spec: ModelSpec) -> Tensor:

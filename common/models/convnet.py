@@ -77,7 +77,7 @@ def _make(spec: ModelSpec, options: ConvNetOptions, normalised: bool) -> nn.Sequ
             layers[f"norm{position}"] = BatchNorm(filters)
         layers[f"relu{position}"] = nn.ReLU()
         layers[f"pool{position}"] = pooling(2, ceil_mode=True)
-        sides, channels = [_halved(side, pad) for side, pad in zip(sides, padding, strict=True)], filters
+        sides, channels = [-(-(side + 2 * pad - _KERNEL + 1) // 2) for side, pad in zip(sides, padding, strict=True)], filters
     layers["flatten"] = nn.Flatten()
     features = prod(sides) * channels
     for position, hidden in enumerate(options.hidden, start=len(options.channels)):
@@ -94,11 +94,6 @@ def _make(spec: ModelSpec, options: ConvNetOptions, normalised: bool) -> nn.Sequ
 
 def _padding(side: int) -> int:
     return _KERNEL // 2 if side < _SMALL else 0
-
-
-def _halved(side: int, padding: int) -> int:
-    """Return the length of a side after a convolution and a pooling."""
-    return -(-(side + 2 * padding - _KERNEL + 1) // 2)
 
 
 def _initialise(model: nn.Sequential) -> None:

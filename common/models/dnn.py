@@ -7,7 +7,7 @@ from math import prod
 
 from torch import nn
 
-from attune.common.models.column_embeddings import ColumnEmbeddings
+from attune.common.models.blocks import ColumnEmbeddings
 from attune.common.models.options import DnnOptions, MlrOptions
 from attune.common.plan import ModelSpec
 

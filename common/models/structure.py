@@ -81,6 +81,11 @@ def roles(model: nn.Module) -> dict[str, frozenset[str]]:
     return {name: frozenset(role for role in ROLES if _within(name, owners[role])) for name in names}
 
 
+def head_of(known: Mapping[str, frozenset[str]]) -> str:
+    """Return the path of the layer with the role head, from `roles`; empty if there is none."""
+    return next((name.rpartition(".")[0] for name, of in known.items() if "head" in of), "")
+
+
 def _walk(model: nn.Module) -> Iterator[tuple[str, Tensor, str, bool]]:
     """Yield (name, tensor, path of its module, whether it is a parameter of a leaf module)."""
     seen, still = set[int](), names_of(model)

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from attune.common.models.blocks import TransformerBlock, initialise
-from attune.common.models.column_embeddings import ColumnEmbeddings
+from attune.common.models.blocks import ColumnEmbeddings, TransformerBlock, initialise
 from attune.common.models.options import TransformerOptions
 from attune.common.plan import ModelSpec
 

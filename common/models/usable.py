@@ -1,9 +1,15 @@
-"""Check of a user's module: kinds of modules that cannot be computed with tensors given by name are refused in one line."""
+"""Checks of a user's module, and of what it returns.
+
+Kinds of modules that cannot be computed with tensors given by name are refused in one line. Scores are a tensor, or an object
+with `.logits`, as Hugging Face models return.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from attune.common.errors import SettingError
@@ -42,3 +48,22 @@ def _wrong_with(module: nn.Module) -> str:
     if any(tensor.is_quantized for tensor in tensors) or kind.startswith("QuantizedLinear"):
         return f"is a {kind} with quantized numbers, which cannot be trained: return the model before quantization"
     return ""
+
+
+def logits_of(output: Any, model: nn.Module) -> Tensor:
+    """Return the scores (B, ..., C) in a model's output.
+
+    Raises:
+        SettingError: The output has no scores; the message says what the model returned.
+    """
+    if isinstance(output, Tensor):
+        return output
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    what = type(output).__name__
+    inside = f" of {', '.join(type(item).__name__ for item in output[:4])}" if isinstance(output, (tuple, list)) else ""
+    raise SettingError(
+        f"the model {type(model).__name__} returned {what}{inside}, which has no logits: its forward must return a tensor of "
+        "scores (B, classes), or an object that has it as .logits"
+    )

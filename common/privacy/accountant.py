@@ -1,4 +1,4 @@
-"""Cost of noisy sums in epsilon, and the noise that keeps to an epsilon.
+"""Cost of noisy sums in epsilon, the noise that keeps to an epsilon, and a run's privacy in words (status, dashboard, models).
 
 Koskela, Jälkö, Honkela, 'Computing Tight Differential Privacy Guarantees Using FFT', AISTATS 2020; Doroshenko, Ghazi, Kamath,
 Kumar, Manurangsi, 'Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions', PoPETs 2022. The package
@@ -18,7 +18,27 @@ from typing import Any, Literal
 
 import msgspec
 
+from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
+
+ON_SERVER = (
+    "the server sees each device's update, and is trusted; other devices and the exported common model see noisy sums alone"
+)
+ON_DEVICES = "the server sees updates that were trained with noise; what a device keeps for itself may have none"
+SUMS = "the server sees sums of at least {least} updates, and no single one"
+
+
+def mode_of(privacy: PrivacySettings) -> str:
+    """Return how a run protects its devices; empty if it does not."""
+    modes = ["noise on the server"] * privacy.on_server + ["noise on the devices"] * privacy.on_devices
+    return " and ".join(modes + ["secure aggregation"] * privacy.secure_aggregation)
+
+
+def visible_of(privacy: PrivacySettings) -> str:
+    """Return who sees what under `mode_of`; empty without protection."""
+    words = [ON_SERVER] * privacy.on_server + [ON_DEVICES] * privacy.on_devices
+    return "; ".join(words + [SUMS.format(least=privacy.secure_devices)] * privacy.secure_aggregation)
+
 
 Adjacency = Literal["zero-out", "replace-one"]
 MEANING: dict[Adjacency, str] = {

@@ -305,9 +305,6 @@ class Pace:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began_s, self._sent_bytes, self._last_bytes = clock, clock(), 0, 0
 
-    def __repr__(self) -> str:
-        return f"<Pace, frames of {self.frame_bytes()} bytes>"
-
     def sent(self, size: int) -> None:
         """Note that the transport has taken a frame of `size` bytes."""
         self._sent_bytes += size

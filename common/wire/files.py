@@ -67,9 +67,6 @@ class TensorWriter:
             self.abort()
             raise
 
-    def __repr__(self) -> str:
-        return f"TensorWriter({self._name}, {len(self._left)} of {len(self.layout.manifest)} tensors to come)"
-
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Write one tensor, from any processor.
 

@@ -139,9 +139,6 @@ class TensorView(TensorSource):
     def __init__(self, source: TensorSource) -> None:
         self.source = source
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.source!r})"
-
     @property
     def manifest(self) -> Manifest:
         return self.source.manifest

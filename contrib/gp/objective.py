@@ -32,8 +32,7 @@ from attune.contrib.gp.process import (
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Network, Objective, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged
-from attune.fedclient.work.objectives.memory import FEATURES, LABELS, remember
-from attune.fedclient.work.predictors.base import Predictor
+from attune.fedclient.work.predictors.base import FEATURES, LABELS, Predictor, remember
 
 SWEEPS = 20  # of the clustering, at most: few class means settle in two or three
 

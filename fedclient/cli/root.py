@@ -263,8 +263,8 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient.client import Client
     from attune.fedclient.console import console
     from attune.fedclient.gate import PrivacyLimits
-    from attune.fedclient.hooks import NONE, Hooks
     from attune.fedclient.limits import OrderLimits
+    from attune.fedclient.options import NONE, Hooks
     from attune.fedclient.resource_limits import ResourceLimits
 
     hooks = Hooks.of_module(given["hooks"]) if given["hooks"] else NONE

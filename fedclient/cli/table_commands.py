@@ -24,9 +24,9 @@ def describe(table: Path, out: Path | None, **given: Any) -> None:
     from attune.fedclient.data import findings
     from attune.fedclient.data.describe import describe as propose
     from attune.fedclient.data.samples import table_of
+    from attune.fedclient.data.site_sums import unit_verdicts
     from attune.fedclient.data.table import SUFFIXES, may_be_table
     from attune.fedclient.data.table_encoder import TableEncoder
-    from attune.fedclient.data.units import unit_verdicts
 
     if not may_be_table(table):
         raise SettingError(f"{table} is no table: describe takes {', '.join(SUFFIXES)}")

@@ -167,7 +167,7 @@ def _kind_of(name: str, present: Sequence[Any]) -> DescribedColumn:
         return DescribedColumn(Column("number"))
     if all(_is_number(cell) or cell_rules.has_decimal_comma(cell) for cell in present):
         return _of_texts(name, texts, [f"{name} {cell_rules.COMMAS}"])
-    others = [str(cell) for cell in present if not _is_date_of_a_form(cell)]
+    others = [str(cell) for cell in present if not (_is_date(cell, "day/month/year") or _is_date(cell, "month/day/year"))]
     if not others:
         return _of_texts(name, texts, (f"{name} {_TWO_ORDERS}",))
     if 2 * len(others) < len(present):
@@ -242,10 +242,6 @@ def _date_form(present: Sequence[Any]) -> DateForm | None:
 
 def _is_date(cell: Any, form: DateForm) -> bool:
     return _is(cell, lambda cell: days_of(cell, date.fromisoformat(ORIGIN), form))
-
-
-def _is_date_of_a_form(cell: Any) -> bool:
-    return _is_date(cell, "day/month/year") or _is_date(cell, "month/day/year")
 
 
 def _is_clear(present: Sequence[Any]) -> bool:

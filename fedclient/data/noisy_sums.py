@@ -111,9 +111,6 @@ class _Columns:
             self._x = np.concatenate([_gappy(shard.train_x, shard.train_gaps), _gappy(shard.test_x, shard.test_gaps)])
             self._places = {name: at for at, name in enumerate(feature_names(shard))}
 
-    def __repr__(self) -> str:
-        return f"_Columns({self._rows} rows of {len(self._places)} features)"
-
     def numbers(self, name: str) -> Floats:
         """Return a column of numbers, (N,), with NaN for missing values."""
         if name in self._targets:

@@ -23,10 +23,9 @@ from attune.common.text import listed
 from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
-from attune.fedclient.data.rescaling import Rescaling, to_ranges, unscaled
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser
-from attune.fedclient.data.table_encoder import TableEncoder
+from attune.fedclient.data.table_encoder import Rescaling, TableEncoder, to_ranges, unscaled
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
         x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, _weights(shard, held), targets,
         numbers, held_groups, dial, places, all_groups,
         shard.kind == "images" or plan.scaled_by_ranges or (shard.over_the_federation and plan.scale is not None),
-        to_ranges(shard, plan, standardiser),
+        to_ranges(shard.schema, plan, standardiser),
     )  # fmt: skip
 
 
@@ -224,9 +223,9 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
         return Standardiser(*TableEncoder(shard.schema).public_scale, shard.fill, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
         _check_own_scale(shard, plan, "features")
-        scaling = _blind(shard, fitted, unscaled(shard, Standardiser.fit(shard.train_x[fitted])))
+        scaling = _blind(shard, fitted, unscaled(shard.schema, Standardiser.fit(shard.train_x[fitted])))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
-    scaling = unscaled(shard, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
+    scaling = unscaled(shard.schema, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
     return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
 
 

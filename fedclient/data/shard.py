@@ -18,7 +18,7 @@ from attune.common.schema import Schema, wrong_with
 from attune.common.seeds import derive
 from attune.common.task import TASKS, TaskName
 from attune.common.text import clean, listed
-from attune.fedclient.data import cautions, findings, held_rows, holdout, kinds, labels, stand_ins
+from attune.fedclient.data import cautions, findings, holdout, kinds, labels, stand_ins
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import WORDS, numbers_in, words_of
 from attune.fedclient.data.meta import Meta, Standardise
@@ -47,7 +47,7 @@ class Shard:
         column_names: Names of features (tabular) or channels (series), in order; empty if not known.
         fill: Values in place of missing ones, (F,): medians over the training part. None if none may be missing.
         missing_words: Words that mean a missing value, if the user named them; only of tables and series.
-        held_hashes: Hashes of a table's rows that the device holds out (fedclient.data.held_rows).
+        held_hashes: Hashes of a table's rows that the device holds out (fedclient.data.holdout).
         schema: The schema by which the features were made from a table.
         train_gaps, test_gaps: By a schema, which features were missing before `fill` took their place, (N, F).
         declares: What meta.json declares, in place of what occurs in the samples.
@@ -182,7 +182,7 @@ def load_shard(
     name = path.resolve().stem if path.is_file() else path.resolve().name
     hashes = None
     if held is not None and source.table:
-        hashes = held_rows.row_hashes(*source.train, derive(seed, "held-rows"), source.groups, source.keys)
+        hashes = holdout.row_hashes(*source.train, derive(seed, "held-rows"), source.groups, source.keys)
     return make_shard(
         path,
         name,
@@ -193,7 +193,7 @@ def load_shard(
         seed=seed,
         test_groups=source.test_groups,
         read_notes=source.notes,
-        hashed=None if hashes is None else held_rows.Hashed(hashes, held or ()),
+        hashed=None if hashes is None else holdout.Hashed(hashes, held or ()),
         keep_gaps=options.missing == "keep",
         tokens=tokens,
     )
@@ -209,7 +209,7 @@ def make_shard(
     seed: int = 0,
     test_groups: Array | None = None,
     read_notes: Sequence[str] = (),
-    hashed: held_rows.Hashed | None = None,
+    hashed: holdout.Hashed | None = None,
     keep_gaps: bool = False,
     tokens: bool = False,
 ) -> Shard:
@@ -257,7 +257,7 @@ def make_shard(
         held = (
             _held_out(holdout.strata(train_y, meta.task), seed, kind, groups)
             if hashed is None
-            else held_rows.held_out(hashed.rows, hashed.held_before)
+            else holdout.held_out(hashed.rows, hashed.held_before)
         )
         train_x, train_y, test_x, test_y = train_x[~held], train_y[~held], train_x[held], train_y[held]
         groups, test_groups = (None, None) if groups is None else (groups[~held], groups[held])

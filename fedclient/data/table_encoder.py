@@ -14,15 +14,18 @@ import numpy.typing as npt
 
 from attune.common.classes import NO, YES
 from attune.common.errors import NonFiniteFeatures, ShardError
+from attune.common.plan import Plan
 from attune.common.schema import ROLES, Column, Feature, Schema
 from attune.common.text import listed
 from attune.fedclient.data import cells as cell_rules
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import is_missing
 from attune.fedclient.data.stand_ins import days_of
+from attune.fedclient.data.standardiser import Standardiser
 from attune.fedclient.data.table import DataTable
 
 Floats = npt.NDArray[np.float64]
+Rescaling = tuple[Floats, Floats]  # factor and shift
 
 
 class EncodedTable(NamedTuple):
@@ -46,9 +49,6 @@ class TableEncoder:
 
     def __init__(self, schema: Schema) -> None:
         self.schema, self._features = schema, schema.features()
-
-    def __repr__(self) -> str:
-        return f"TableEncoder({len(self._features)} features of {len(self.schema.used)} columns)"
 
     def encode(self, table: DataTable, allowed: Collection[str] | None = None) -> EncodedTable:
         """Return the features of a table.
@@ -237,3 +237,24 @@ _PARSERS: dict[str, Callable[[Column], Callable[[Any], float]]] = {
     "category": _category_parser,
     "yes/no": _yes_no_parser,
 }
+
+
+def to_ranges(schema: Schema | None, plan: Plan, scaling: Standardiser | None) -> Rescaling | None:
+    """Return factor and shift, (F,) each, from features in the device's scale to that of the schema's ranges.
+
+    None: the plan does not scale by ranges. A feature that stands for a value has the same scale at every site.
+    """
+    if schema is None or not plan.scaled_by_ranges:
+        return None
+    encoder = TableEncoder(schema)
+    (mean_F, std_F), is_scaled = encoder.public_scale, encoder.is_scaled
+    own_mean_F, own_std_F = (0.0, 1.0) if scaling is None else (scaling.mean, scaling.std)
+    return np.where(is_scaled, own_std_F / std_F, 1.0), np.where(is_scaled, (own_mean_F - mean_F) / std_F, 0.0)
+
+
+def unscaled(schema: Schema | None, scaling: Standardiser) -> Standardiser:
+    """Return the scaling for numbers, dates and yes/no alone. Other features stand for values, the same at every site."""
+    if schema is None:
+        return scaling
+    is_scaled = TableEncoder(schema).is_scaled
+    return Standardiser(np.where(is_scaled, scaling.mean, 0.0), np.where(is_scaled, scaling.std, 1.0))

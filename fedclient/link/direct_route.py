@@ -50,9 +50,6 @@ class DirectRoute:
         self._is_offered = self._is_told = False
         self._failures, self._rests_until = 0, 0.0
 
-    def __repr__(self) -> str:
-        return f"<DirectRoute, {'usable' if self.usable else 'not usable'}>"
-
     @property
     def usable(self) -> bool:
         """True if the store may be tried now."""

@@ -67,9 +67,6 @@ class GrpcChannel:
         self._cut_by = ""
         self._calls: set[Any] = set()
 
-    def __repr__(self) -> str:
-        return f"<GrpcChannel, {len(self._calls)} calls{', cut' if self._cut_by else ''}>"
-
     def unary(self, call: Call) -> Any:
         """Return what makes a call with one request and one reply."""
         made = self.channel.unary_unary(call.path, None, call.reply.read)

@@ -105,9 +105,6 @@ class GrpcLink:
         self._no_renewal_before = 0.0  # on the monotonic clock
         self._wire = self._new_wire()
 
-    def __repr__(self) -> str:
-        return f"<GrpcLink of {self.name} to {self.address}, {'open' if self.open.is_set() else 'closed'}>"
-
     @property
     def name(self) -> str:
         return self.identity.name

@@ -76,9 +76,6 @@ class StoreRequest:
         self._proxy = proxy if proxy is not None and proxy.serves(str(place.hostname)) else None
         self._connect_s = 2 * connect_s  # a name is looked up first
 
-    def __repr__(self) -> str:
-        return f"StoreRequest({self.origin})"
-
     async def get(self, offset: int, size: int) -> AsyncIterator[bytes]:
         """Yield `size` bytes of the object from `offset` on.
 

@@ -62,9 +62,6 @@ class ReceiveBuffer:
         self._buffer_B = torch.empty(size, dtype=torch.uint8)
         self._bytes = self._buffer_B.numpy().data
 
-    def __repr__(self) -> str:
-        return f"ReceiveBuffer({self.offset}/{self.size} bytes of {self.digest[:12]} from {self._who})"
-
     def write(self, frame: bytes | memoryview) -> None:
         """Append the next bytes.
 

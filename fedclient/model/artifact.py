@@ -32,18 +32,16 @@ from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser, with_nan
-from attune.fedclient.model.model_guarantee import guarantee_of
-from attune.fedclient.model.model_info import FORMAT, ModelInfo
+from attune.fedclient.model.model_info import FORMAT, ModelInfo, guarantee_of
 from attune.fedclient.work.blend import Member, answers_of, blended_shares
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
-from attune.fedclient.work.objectives.base import Network
-from attune.fedclient.work.objectives.memory import FEATURES
+from attune.fedclient.work.objectives.base import Network, Tensors
 from attune.fedclient.work.portfolio.evaluators import ROWS
 from attune.fedclient.work.portfolio.portfolio import reader_of, trainer_of
-from attune.fedclient.work.predictors.base import PlainPredictor
-from attune.fedclient.work.trainer import EVALUATION_BATCH, Tensors, Trainer
+from attune.fedclient.work.predictors.base import FEATURES, PlainPredictor
+from attune.fedclient.work.trainer import EVALUATION_BATCH, Trainer
 
 HOLD_SAMPLES = frozenset({ROWS, FEATURES})  # tensors that are training samples, or made of single ones
 MOST_BYTES = 64 << 20  # of model.json: classes and columns may be many

@@ -23,14 +23,14 @@ from attune.common.models.registry import build, is_built_in
 from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.hooks import NONE, Hooks
+from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
-from attune.fedclient.work.objectives.base import Network
+from attune.fedclient.work.objectives.base import Network, OnProgress, Tensors, Trained
 from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
-from attune.fedclient.work.trainer import OnProgress, Seeds, Tensors, Trained, Trainer
+from attune.fedclient.work.trainer import Seeds, Trainer
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +122,6 @@ class Baselines:
             initial = {name: tensor.clone() for name, tensor in shared.initial.items()}
             # In the model's order, not that of a file: sums over tensors are folded in it.
             self.local = {name: (saved or initial)[name] for name in initial}
-
-    def __repr__(self) -> str:
-        return f"<Baselines{', with local training' if self.local is not None else ''}>"
 
     def trained(
         self, data: Prepared, seeds: Seeds, progress: OnProgress, cancelled: Callable[[], bool], round_: int

@@ -35,8 +35,7 @@ from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.models.structure import components_by_part, tensors_of
 from attune.common.plan import Plan
 from attune.common.privacy.noise import NoiseStream, key_of
-from attune.common.secure.fixed_point import ONE
-from attune.common.secure.secure_sum import weight_of
+from attune.common.secure.secure_sum import ONE, weight_of
 from attune.common.seeds import derive
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Tensors

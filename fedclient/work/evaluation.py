@@ -16,8 +16,8 @@ from attune.common.exchange.messages import Order
 from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, NETWORKS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
+from attune.fedclient.options import Hooks
 from attune.fedclient.work import baselines, comparison
 from attune.fedclient.work.auroc import aurocs, compared_areas, has_cases, rarer, threshold_of
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
@@ -77,9 +77,6 @@ class Evaluation:
         self._keeps_best, self._blends = blends, blends and plan.train.validation > 0
         self._scored_rounds = plan.train.scored_rounds
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
-
-    def __repr__(self) -> str:
-        return f"<Evaluation of a {self.own_choice} model{', with a dial' if self._dial else ''}>"
 
     def accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[float | None]:
         """Return the accuracy of the own model on the test part; None if that cannot be scored."""

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from attune.fedclient.data.standardiser import Standardiser
     from attune.fedclient.messages import OrderResult
     from attune.fedclient.work.learner import Learner
+    from attune.fedclient.work.objectives.base import OnProgress, Tensors
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.stacked.lockstep import Stacked
-    from attune.fedclient.work.trainer import OnProgress, Tensors
 
 
 T = TypeVar("T", covariant=True)
@@ -175,9 +175,6 @@ class StackedExecutor:
 
     def __init__(self) -> None:
         self.stacked: Stacked | None = None
-
-    def __repr__(self) -> str:
-        return f"StackedExecutor({self.stacked})"
 
     @property
     def reasons(self) -> list[str]:

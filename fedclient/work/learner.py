@@ -31,9 +31,8 @@ from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
 from attune.fedclient.gate import Gate
-from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.options import DeviceOptions
+from attune.fedclient.options import NONE, DeviceOptions, Hooks
 from attune.fedclient.work import baselines
 from attune.fedclient.work.baselines import shared_model
 from attune.fedclient.work.build import family_of, objective_for, on_processor, predictor_for
@@ -43,13 +42,15 @@ from attune.fedclient.work.embedding import FROM_SEED, PART, EmbeddingSource, em
 from attune.fedclient.work.evaluation import DeviceModels, Evaluation
 from attune.fedclient.work.executor import Jobs, Work, alone
 from attune.fedclient.work.measures import MEASURES
+from attune.fedclient.work.objectives.base import Tensors
+from attune.fedclient.work.objectives.descent import Cancelled
 from attune.fedclient.work.orders import Holdings, OrderStore, check_encodings, manifests_of, rebuilt
 from attune.fedclient.work.own_loop import check_loop
 from attune.fedclient.work.portfolio.folds import fold_of
 from attune.fedclient.work.portfolio.portfolio import portfolio_of, reader_of
 from attune.fedclient.work.private.private_learning import PrivateLearning, noisy_metrics, private_learning, quietly
 from attune.fedclient.work.state import check_order_id
-from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trainer
+from attune.fedclient.work.trainer import Seeds, Trainer
 
 KEPT = "kept-{}"  # the tensors of a model that the device predicts with, committed beside the state
 
@@ -134,9 +135,6 @@ class Learner:
         read = reader_of(shared.network, shared.initial)
         fitted = cache(partial(portfolio_of, self.data, plan, orders, device, read)) if fits_alone else lambda: None
         self.evaluation = Evaluation(plan, self.data, self.trainer, self.baselines, chosen, blends, dial, hooks, fitted)
-
-    def __repr__(self) -> str:
-        return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
 
     @property
     def size_bytes(self) -> int:

@@ -205,9 +205,6 @@ class FittedInMemory:
         self._of: dict[str, Tensors] = {}  # by digest of the data, those used last at the end
         self._bytes = 0
 
-    def __repr__(self) -> str:
-        return f"<FittedInMemory of {len(self._of)} data, {self._bytes} bytes>"
-
     def get(self, digest: str) -> Tensors | None:
         """Return the models of these data, or None."""
         tensors = self._of.pop(digest, None)
@@ -245,9 +242,6 @@ class MemoryOrders:
         self._blobs: dict[str, bytearray] = {}
         self._secure_state = b""
         self._secret = os.urandom(SECRET_BYTES)
-
-    def __repr__(self) -> str:
-        return f"<MemoryOrders of {self.who}, newest {self._newest.order_id if self._newest else None}>"
 
     @property
     def where(self) -> str:

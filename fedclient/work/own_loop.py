@@ -23,7 +23,7 @@ from attune.common.methods.method import ConfiguredMethod
 from attune.common.models.body import names_of, training_mode
 from attune.common.torch_state import seeded
 from attune.common.wire.tensors import DTYPES
-from attune.fedclient.hooks import Evaluate, Train
+from attune.fedclient.options import Evaluate, Train
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Cancelled, Descent, TrainingDiverged

@@ -13,28 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
-from attune.fedclient.hooks import NONE, Hooks
+from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure, mean_score
 from attune.fedclient.work.objectives.base import LocalTask, Network, Objective, OnProgress, Tensors, Trained, extras_of
-from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast, batches
+from attune.fedclient.work.objectives.descent import autocast
 from attune.fedclient.work.own_loop import Data, scored, with_loop
 from attune.fedclient.work.predictors.base import Predictor
-from attune.fedclient.work.private.order_noise import OrderNoise
-
-__all__ = [
-    "Accuracy",
-    "Cancelled",
-    "OnProgress",
-    "Scores",
-    "Seeds",
-    "Tensors",
-    "Trained",
-    "Trainer",
-    "TrainingDiverged",
-    "batches",
-]
+from attune.fedclient.work.private.noisy_steps import OrderNoise
 
 EVALUATION_BATCH = 512
 T = TypeVar("T")

@@ -47,9 +47,6 @@ class Worker:
         self.turn: contextlib.AbstractAsyncContextManager[None] = asyncio.Semaphore(turns)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensors")
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}, {self.learners}, {self.turn}>"
-
     def __enter__(self) -> Self:
         return self
 
@@ -158,9 +155,6 @@ class LearnerSlot:
         self.orders = self.learner().orders
         self.release()
 
-    def __repr__(self) -> str:
-        return f"<LearnerSlot of {self._name}, {'empty' if self._learner is None else 'filled'}>"
-
     @property
     def newest(self) -> OrderResult | None:
         """Result of the newest finished order."""
@@ -199,9 +193,6 @@ class LearnerCache:
         self._sizes: dict[LearnerSlot, int] = {}  # the one that worked last at the end
         self._bytes = 0
         self._lock = Lock()
-
-    def __repr__(self) -> str:
-        return f"<LearnerCache, {len(self._sizes)} learners of {self._bytes} bytes>"
 
     def pin(self, slot: LearnerSlot) -> None:
         """Keep this learner: its device works."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -17,7 +16,7 @@ from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import ExchangeName, FixedSurvivors, SecureMember, SecureMessage
 from attune.common.protocol import MOST_MEMBERS, OTHER_COHORT, SPARE, SUMMED_BEFORE
 from attune.common.secure import masks
-from attune.common.secure.sharing import SHARE_BYTES, combine, weights_at_zero
+from attune.common.secure.masks import SHARE_BYTES, combine, weights_at_zero
 from attune.common.secure.statements import (
     CERTIFICATE_BYTES,
     SIGNATURE_BYTES,
@@ -64,8 +63,7 @@ class Unmasking(msgspec.Struct, frozen=True, dict=True):
         return masks.total_mask(self.seeds, part, tensor, size)
 
 
-@dataclass(frozen=True)
-class CohortRule:
+class CohortRule(msgspec.Struct, frozen=True):
     """How many devices a sum needs.
 
     Attributes:
@@ -123,9 +121,6 @@ class Collector:
             if len(rule.asked) > MOST_MEMBERS:
                 raise UpdateRefused(f"a round of secure aggregation has at most {MOST_MEMBERS} devices, not {len(rule.asked)}")
             self._check_enough(len(rule.asked), "have trained")
-
-    def __repr__(self) -> str:
-        return f"Collector({self.occasion}, {self.exchange}, {len(self._taken)} of {len(self.asked)})"
 
     @property
     def pending(self) -> frozenset[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
@@ -36,8 +35,7 @@ NAMED = 3  # labels and forms that an error names
 Form = tuple[str, tuple[int, ...], bool, TaskName, tuple[Label, ...], str]
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(msgspec.Struct, frozen=True):
     """Outcome of the majority's decision.
 
     Attributes:
@@ -46,8 +44,8 @@ class Agreement:
         tie: Why nothing can be decided; empty if it is.
     """
 
-    agreed: dict[str, Profile] = field(default_factory=dict)
-    odd: dict[str, AttuneError] = field(default_factory=dict)
+    agreed: dict[str, Profile] = {}
+    odd: dict[str, AttuneError] = {}
     tie: str = ""
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +31,7 @@ LEAST_GROUPS = 6  # fewer independent groups say too little about their own spre
 THRESHOLD = 0.95
 
 
-@dataclass(frozen=True)
-class Belief:
+class Belief(msgspec.Struct, frozen=True):
     """Probabilities that a device's model is better than the rival, and worse; the rest says that they are equally good."""
 
     better: float

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import REMOVED, PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
+from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.exchange.registry import SECURE_SUM, settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
@@ -21,9 +21,9 @@ from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, clos
 from attune.common.protocol import IN_NO_SUM, SUMS
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
+from attune.fedserver.core import scale as scales
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of, device_defaults
 from attune.fedserver.core.ballot import score_of, united_classes
-from attune.fedserver.core.blended_sums import with_closed_form
 from attune.fedserver.core.buffered_rounds import BufferedRounds, ReplayedRounds
 from attune.fedserver.core.client_privacy import (
     PoissonRounds,
@@ -39,7 +39,6 @@ from attune.fedserver.core.orderbook import Encodings, encodings_of
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvoted
 from attune.fedserver.core.records import Arrival
-from attune.fedserver.core.scale import MaskedScales, check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_policy import ON, SameCohortRounds, defaults_of, no_sums, transform_of, weighted
 from attune.fedserver.core.training_length import round_settings, usual_epochs, with_scores
 
@@ -173,13 +172,12 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
-    of_train = {key: value for key, value in full.get("train", {}).items() if key not in REMOVED}
     resolved = ResolvedSettings(
         configured=configured,
         method_options=options,
         model_name=name,
         model_options=model,
-        train=(train := with_scores(convert(TrainSettings, of_train, "train."), rounds)),
+        train=(train := with_scores(convert(TrainSettings, full.get("train", {}), "train."), rounds)),
         round=rounds,
         encodings=encodings,
         server=convert(ServerSettings, full.get("server", {}), "server."),
@@ -190,7 +188,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         adaptation=adaptation_of(configured, rounds.adapt),
         preset=preset,
         # Each step costs a share of a privacy budget, so there only the operator asks for more.
-        sets_epochs=privacy.unit != "none" or "local_epochs" in of_train or train.local_steps > 0,
+        sets_epochs=privacy.unit != "none" or "local_epochs" in full.get("train", {}) or train.local_steps > 0,
     )
     check_conflicts(resolved)
     return resolved
@@ -269,7 +267,7 @@ def make_plan(
     federation: str,
     run: str = "",
     fewest: int = FEWEST_DEVICES,
-    masked: MaskedScales = MaskedScales(),  # noqa: B008 - it is immutable
+    masked: scales.MaskedScales = scales.MaskedScales(),  # noqa: B008 - it is immutable
     sums: Collection[str] = (),
 ) -> Plan:
     """Make the plan for the devices present at round 1, whose data have one form.
@@ -291,7 +289,7 @@ def make_plan(
     if settings.train.augment and first.kind != "images":
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     schema = first.schema if isinstance(first.schema, Schema) else None
-    check_bounds(privacy, schema)
+    scales.check_bounds(privacy, schema)
     spec = models.default_spec(
         first.kind,
         first.shape,
@@ -317,10 +315,12 @@ def make_plan(
         method=settings.method.name,
         method_options=settings.method_options,
         train=_train_of(settings, first.task, ordered),
-        scale=declared_scale(privacy, first) if given else masked.features or scale_of(profiles, fewest),
+        scale=scales.declared_scale(privacy, first) if given else masked.features or scales.scale_of(profiles, fewest),
         column_names=declared.names or columns_of(profiles),
         task=first.task,
-        targets=declared_targets(privacy, first) if given else masked.targets or scale_of_targets(profiles, fewest),
+        targets=scales.declared_targets(privacy, first)
+        if given
+        else masked.targets or scales.scale_of_targets(profiles, fewest),
         run=run,
         transforms=settings.transforms,
         device_transforms=settings.encodings.on_devices,
@@ -339,7 +339,7 @@ def make_plan(
     plan = weighted(msgspec.structs.replace(plan, plugins=plugins, returns=returns), profiles)
     if settings.round.analytic == "auto" and not settings.configured.objective.adds_up:
         buffered = "buffered rounds have none" if settings.round.mode == "buffered" else ""
-        plan = with_closed_form(plan, profiles, sums, no_sums(settings.privacy, profiles, sums) or buffered)
+        plan = scales.with_closed_form(plan, profiles, sums, no_sums(settings.privacy, profiles, sums) or buffered)
     if schema is not None and len(schema.to_json()) > MAX_PLAN_BYTES // 2:
         raise SettingError(
             f"the plan is too long to be sent: its schema has {len(schema.columns)} columns, and categories with many values. "

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -36,8 +36,7 @@ Array = npt.NDArray[Any]
 Shares = dict[str, float]  # by model: > 0; those of CHOICES have the sum 1, and so have those of fitted models
 
 
-@dataclass(frozen=True)
-class Prior:
+class Prior(msgspec.Struct, frozen=True):
     """Shares of devices that each model explains best.
 
     Attributes:

@@ -20,7 +20,7 @@ from attune.fedserver.core.state import Round, training_orders, with_arrivals
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.steps import Clock, Troubles, Turns
 from attune.fedserver.federation.streams import REVOKED, DeviceActivity, RevokedDevices, Streams
-from attune.fedserver.ports.lab import Lab
+from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.inbox import Inbox, check_age
@@ -52,7 +52,7 @@ class FederationState:
     def __init__(
         self,
         storage: Storage,
-        lab: Lab,
+        lab: ThreadLab,
         settings: ResolvedSettings,
         executors: Executors,
         clock: Clock = Clock(),  # noqa: B008 - it is immutable

@@ -72,9 +72,6 @@ class MaskedSurvey:
         self.common = MaskedScales()  # by which the plan scales data
         self._number = b""  # sum of what the devices of this attempt have masked
 
-    def __repr__(self) -> str:
-        return f"MaskedSurvey({self._question.id}, awaits {len(self._awaited)}, {self._exchanger.collector})"
-
     async def run(self, wanted: Sequence[str], wait_s: float) -> FleetStatistics:
         """Make the sum, or go on with the one that is kept, and return what may be shown of it.
 

@@ -110,9 +110,6 @@ class ReportBudget:
         self._bytes: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
 
-    def __repr__(self) -> str:
-        return f"ReportBudget({len(self._bytes)} devices in this minute)"
-
     def allows(self, name: str, text: str, now: float) -> bool:
         """Count a report, and return whether it is written. A device above its budget gets two lines a minute.
 

@@ -82,9 +82,6 @@ class SecureRounds:
         self._clock, self._turns, self._handle = account.clock, turns, handle
         self._exchanger = Exchanger(lambda name, message: streams.send(name, message), account)
 
-    def __repr__(self) -> str:
-        return f"SecureRounds({self._exchanger.collector})"
-
     @property
     def moved_at(self) -> float:
         """When the present exchange began, monotonic."""

@@ -12,9 +12,10 @@ import errno
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+
+import msgspec
 
 from attune.common.config import RoundSettings
 from attune.common.durable import NO_SPACE
@@ -42,8 +43,7 @@ TRIED_BLOB = f"{INBOX}tried"  # the same, for the store of blobs
 SHOWN = 3  # names in a line of the log
 
 
-@dataclass(frozen=True)
-class Clock:
+class Clock(msgspec.Struct, frozen=True):
     """Clocks of a process, as values that tests can replace.
 
     Attributes:
@@ -167,9 +167,6 @@ class Troubles:
 
     def __init__(self) -> None:
         self._present: dict[str, str] = {}
-
-    def __repr__(self) -> str:
-        return f"Troubles({self._present})"
 
     @property
     def lines(self) -> list[str]:

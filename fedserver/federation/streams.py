@@ -82,9 +82,6 @@ class Stream:
         self._error: AttuneError | None = None
         self.closed = False
 
-    def __repr__(self) -> str:
-        return f"Stream({self.name}, unsent={len(self._unsent)}, closed={self.closed})"
-
     def send(self, message: ToDevice) -> None:
         """Queue one message without waiting. A full queue closes the stream."""
         if self.closed:
@@ -154,9 +151,6 @@ class Streams:
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
         self.dismissed: set[str] = set()  # devices that have had their farewell on their newest stream
-
-    def __repr__(self) -> str:
-        return f"Streams({sorted(self._streams)})"
 
     def __len__(self) -> int:
         return len(self._streams)

@@ -15,8 +15,8 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from attune.common.exchange.transform import Cohort, PartUpdate, RoundContext, Unchanged
@@ -30,8 +30,7 @@ CLIP_RATE = 0.2  # of the clipping norm's steps, as in the paper
 CLIP = ""  # name of the clipping norm among the norms of devices, which have longer names
 
 
-@dataclass(frozen=True)
-class Noises:
+class Noises(msgspec.Struct, frozen=True):
     """Deviations of the noise of one part.
 
     Attributes:

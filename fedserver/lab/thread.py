@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class ThreadLab:
-    """Implements fedserver.ports.lab.Lab.
+    """Lab of one federation, on one thread of this process, or with workers of a cluster.
+
+    Every job may raise AttuneError, among them Damaged, which names the blob.
 
     Args:
         blobs: The blobs of the federation.
@@ -72,6 +74,14 @@ class ThreadLab:
             await self._executors.worker(self._pool.close)
 
     async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
+        """Take up the state after `closed` rounds, or make the state of a new federation (no slots).
+
+        Blobs of the state that belong to no slot are removed. Damaged ones are made again where that gives the same bits.
+
+        Raises:
+            SettingError: The model or method cannot be built.
+            Damaged: A blob cannot be made again; it must be restored.
+        """
         return await self._executors.worker(self._start, plan, slots, closed)
 
     def _start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
@@ -105,23 +115,57 @@ class ThreadLab:
     async def serve(
         self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None, solved: bool = True
     ) -> Served:
+        """Return what each client is served now, by client and part.
+
+        Args:
+            clients: The clients that are served.
+            founders: Those of them that enrolled before the first round was closed.
+            version: The round after which the state was made that they are served once more; None: the present state.
+            solved: Whether they are served the closed form that joins blends, too.
+        """
         if version is not None:
             return await self._executors.worker(self._started.serve_again, clients, founders, solved, version)
         return await self._executors.worker(self._started.serve, clients, founders, solved)
 
     async def describe(self, client: str, description: Sequence[float]) -> bool:
+        """Note what a client says of its data (common.models.feature_mean), for embeddings that start from descriptions.
+
+        It is kept in memory until the client's update is in a committed state. Return whether it has the form of the model's
+        descriptions; if not, it is ignored.
+        """
         return await self._executors.worker(self._started.told.take, {client: description})
 
     async def cold_start(self) -> dict[str, Blob]:
+        """Return for each part what an unknown device is served."""
         return await self._executors.worker(self._started.cold_start)
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
+        """Return, by the digest of what is served, the same without loss in fewer bytes (PACKED), where they are fewer."""
         return await self._executors.worker(self._started.pack, blobs)
 
     async def changes(self, clients: Sequence[str], parts: Sequence[str]) -> dict[str, Smaller]:
+        """Return, by the digest of what these clients are served of these parts, its change from what the last commit replaced.
+
+        A change is left out where the older value is gone or is the same, or where it makes no fewer bytes. Older values are
+        kept from the first such call on.
+        """
         return await self._executors.worker(self._started.changes, clients, cast(Sequence[PartKind], parts))
 
     async def arrive(self, client: str, part: str, blob: Blob, encoding: str, served: bool, max_norm: float) -> Arrived:
+        """Decode and check an update's part that has just come in.
+
+        Args:
+            client: The device.
+            part: The part of the update.
+            blob: Its bytes as they came.
+            encoding: The encoding that the device's order asked for.
+            served: Whether that order served a value from which the blob may be the change.
+            max_norm: The largest L2 norm of the change; 0: no limit.
+
+        Raises:
+            WireError: It cannot be read, or does not fit; names device and tensor.
+            UpdateRefused: It could harm the state; names the device.
+        """
         return await self._executors.worker(
             self._started.arrive, client, cast(PartKind, part), blob, encoding, served, max_norm
         )
@@ -133,18 +177,36 @@ class ThreadLab:
         adaptation: AdaptationSpec | None = None,
         unmasking: Unmasking | None = None,
     ) -> RoundOutcome:
+        """Make the next state of a cohort's accepted updates.
+
+        Args:
+            entries: The updates, by client.
+            founders: Same as for `serve`.
+            adaptation: Parts that move, if the cohort are newcomers to a finished federation.
+            unmasking: Secrets that take the masks off the sum of the updates, under secure aggregation.
+        """
         return await self._executors.worker(self._started.aggregate, entries, founders, adaptation, unmasking)
 
     async def go_back(self, to: int) -> RoundOutcome:
+        """Make the state after the round `to` the next one.
+
+        If that state is not known any more, or damaged, the outcome has no slot, and `refused` says so.
+        """
         return await self._executors.worker(self._started.go_back, to)
 
     async def another_start(self) -> RoundOutcome:
+        """Make a state that is near the present one the next one, from which a secure sum may be made again."""
         return await self._executors.worker(self._started.another_start)
 
     async def settle(self, holders: Sequence[str] = ()) -> None:
+        """Make the outcome the present state, after its commit. What was generated for `holders` stays for their orders."""
         await self._executors.worker(self._started.settle, holders)
 
     async def forget(self, oldest: int) -> None:
+        """Remove the states before that after the round `oldest`, to which the federation does not go back any more.
+
+        The state before the present one always stays.
+        """
         await self._executors.worker(self._started.forget, oldest)
 
     @property

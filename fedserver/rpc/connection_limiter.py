@@ -23,9 +23,10 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
+
+import msgspec
 
 from attune.fedserver.descriptors import device_connections
 from attune.fedserver.rpc.unread_bytes import Peer, Traffic, UnreadBytes, traffic_of
@@ -44,8 +45,7 @@ _DROP_ALL = struct.pack("@HP", 1, ctypes.addressof(_DROP))
 SEVERAL, WITHIN_S = 3, 60.0  # connections without a call that end within this time: fewer are a look whether the port is open
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """Limits on connections.
 
     Attributes:
@@ -64,8 +64,7 @@ class Bounds:
         return cls(connections, connections // 2, max(FEWEST_AN_ADDRESS, connections // 8))
 
 
-@dataclass(frozen=True)
-class Socket:
+class Socket(msgspec.Struct, frozen=True):
     """Connection of this process. `since` is when it was first seen (monotonic)."""
 
     fd: int
@@ -73,8 +72,7 @@ class Socket:
     since: float
 
 
-@dataclass(frozen=True)
-class ConnectionReport:
+class ConnectionReport(msgspec.Struct, frozen=True):
     """Sockets to shut: those without a finished handshake, and those of callers with too many.
 
     Attributes:

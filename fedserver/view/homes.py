@@ -15,7 +15,7 @@ from rich.text import Text
 
 from attune.common.methods.private_training import with_orders
 from attune.common.plan import run_name
-from attune.common.privacy.statement import mode_of, visible_of
+from attune.common.privacy.accountant import mode_of, visible_of
 from attune.common.task import described
 from attune.fedserver.core.accuracy import accuracies, over_all
 from attune.fedserver.home import ServerHome

@@ -15,7 +15,7 @@ from attune.common.pictures.figures import Format
 from attune.fedserver.core.accuracy import comparisons
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators import stored
-from attune.fedserver.lab.arrays import ArrayFile
+from attune.fedserver.lab.aggregators.stored import ArrayFile
 from attune.fedserver.ports.blobs import Blobs, blob_of, read_again
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices

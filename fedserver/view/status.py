@@ -16,8 +16,7 @@ from attune.common.methods.private_training import steps_per_order, with_orders
 from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import METRICS
 from attune.common.plan import Plan, closed_form_words, score_words, standardisation
-from attune.common.privacy.accountant import MEANING, NoisySteps, epsilon_of
-from attune.common.privacy.statement import mode_of, visible_of
+from attune.common.privacy.accountant import MEANING, NoisySteps, epsilon_of, mode_of, visible_of
 from attune.common.statistics import interval_of, shown_verdict
 from attune.common.task import SCORED, ScoredTask
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, over_all, without_use

@@ -154,7 +154,7 @@ def summarise(
     """Return the contents of summary.json. `rows` must be in the order of time."""
     evaluate, policy = settings.method.evaluate, settings.round
     by_name = curves(rows, evaluate, policy)
-    judged = judged_by(evaluate)
+    judged: Curve = "before" if evaluate == "served" else "after"
     reports = of_rows.latest_metrics(rows)
     verdicts = fleet_verdicts(reports)
     listed = [msgspec.structs.replace(client, probably=effect_of(verdicts, client.name)) for client in clients(rows, evaluate)]
@@ -177,11 +177,6 @@ def summarise(
         fleet=[verdict.report() for verdict in verdicts],
         auroc=pooled_auroc(reports.values()),
     )
-
-
-def judged_by(evaluate: EvaluatedAs) -> Curve:
-    """Return the curve by which a method is judged."""
-    return "before" if evaluate == "served" else "after"
 
 
 def curves(rows: Iterable[Report], evaluate: EvaluatedAs, policy: RoundSettings) -> dict[Curve, list[CurvePoint]]:

@@ -22,8 +22,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.streams import DeviceActivity
 from attune.fedserver.home import BACKUP_MADE, ServerHome
 from attune.fedserver.identity.authority import authority_certificate_in
-from attune.fedserver.lab.aggregators.stored import MATRICES, read_matrices
-from attune.fedserver.lab.arrays import ArrayFile
+from attune.fedserver.lab.aggregators.stored import MATRICES, ArrayFile, read_matrices
 from attune.fedserver.ports.blobs import blob_of, read_again
 from attune.fedserver.ports.ledger import AuditEntry, Snapshot
 from attune.fedserver.ports.storage import Storage

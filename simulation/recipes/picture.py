@@ -40,11 +40,6 @@ def no_better(row: Mapping[str, Any]) -> bool:
     return bool(row["mean"] <= row["constant"])
 
 
-def rivals_in(rows: Sequence[RecipeRow]) -> tuple[str, str]:
-    """Return the methods over which gains are shown: ordinary models alone (Local where there are none), and tuned FedAvg."""
-    return ALONE if any(row.method == ALONE for row in rows) else LOCAL, TUNED
-
-
 def gains(rows: Sequence[dict[str, Any]], method: str, over: str) -> list[tuple[float, float]]:
     """Return (x, gain of a method's mean over another's in points of accuracy) for each point where both are known."""
     means = {(row["x"], row["method"]): 100 * row["mean"] for row in rows}
@@ -73,7 +68,7 @@ def picture(recipe: Recipe, rows: Sequence[RecipeRow], path: Path) -> Path:
     axes = figure.subplots(len(by_series), 2, sharex=True, sharey="row", squeeze=False)
     figure.suptitle(f"{recipe.title}, {recipe.rounds} rounds: points above 0 are where federation pays")
     for (series, means), pair in zip(by_series.items(), axes, strict=True):
-        for over, place in zip(rivals_in(rows), pair, strict=True):
+        for over, place in zip((ALONE if any(row.method == ALONE for row in rows) else LOCAL, TUNED), pair, strict=True):
             _gain_on(place, recipe, means, over)
             place.set_title(f"gain over {over}{f', {series}' if series else ''}", fontsize=10)
         pair[0].set_ylabel(f"points of mean {TASKS[recipe.task].metric}")

@@ -17,8 +17,7 @@ from attune.common.methods.ridge import CROSS, ERRORS, STRENGTHS, nothing_solved
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.common.models.closed_form import PIXELS, ClosedForm
 from attune.common.models.registry import build, default_spec
-from attune.common.secure.fixed_point import decode_exactly, encode_exactly
-from attune.common.secure.secure_sum import SecureSum, masked
+from attune.common.secure.secure_sum import SecureSum, decode_exactly, encode_exactly, masked
 from attune.common.wire.blobs import Buffer
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.header import Manifest

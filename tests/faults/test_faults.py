@@ -15,6 +15,7 @@ import pytest
 
 from attune.common import faults
 from attune.common.errors import SettingError
+from docs import fault_points
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +36,9 @@ def calls(side):
                 yield step.value if step is node.args[2] else f"{step.value}*"
 
 
-@pytest.mark.parametrize(("side", "steps"), [("fedserver", faults.SERVER_STEPS), ("fedclient", faults.DEVICE_STEPS)])
+@pytest.mark.parametrize(
+    ("side", "steps"), [("fedserver", fault_points.SERVER_STEPS), ("fedclient", fault_points.DEVICE_STEPS)]
+)
 def test_every_name_is_called_and_every_call_has_a_name(side, steps):
     called = list(calls(side))
     literal = [step for step in called if not step.endswith("*")]
@@ -67,7 +70,6 @@ def test_a_fault_strikes_once_in_its_round_alone(capfd):
         ("kiel:trained=kill", "WHO:ROUND:STEP=ACTION"),
         ("kiel:x:trained=kill", "WHO:ROUND:STEP=ACTION"),
         ("kiel:1:trained", "WHO:ROUND:STEP=ACTION"),
-        ("kiel:1:trainde=kill", "did you mean 'trained'"),
         ("kiel:1:trained=explode", "unknown action 'explode'"),
         ("kiel:1:trained=raise-ENOSUCH", "unknown action"),
         ("kiel:1:trained=sleep:x", "unknown action"),

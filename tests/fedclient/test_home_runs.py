@@ -60,12 +60,12 @@ def killed_at(step: int) -> Iterator[None]:
 def enter(home: DeviceHome, run: str, kept: Callable[[], None] = lambda: None) -> None:
     """Go on with this run, as `Device._prepare` does."""
     store, plan = FolderStore(home), plan_of(run)
-    before = store.plan()
+    before = store.kept("plan")
     if before is not None and msgspec.json.decode(before, type=Plan) != plan:
         store.put_aside(msgspec.json.decode(before, type=Plan).run, 1 if state(home) else 0)
     store.take_back(plan)
     kept()
-    store.keep_plan(msgspec.json.encode(plan))
+    store.keep("plan", msgspec.json.encode(plan))
 
 
 def work(home: DeviceHome, run: str, done: int) -> None:

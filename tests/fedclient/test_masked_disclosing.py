@@ -146,7 +146,7 @@ def test_a_damaged_state_gives_nothing() -> None:
     fleet = MaskedFleet()
     question, _ = questions(fleet)
     site = fleet.sites["site0"]
-    site.store.keep_statistics_state(b"{")
+    site.store.keep("statistics", b"{")
     site.restart()
     assert ["is damaged" in answer.refused for answer in replies(site, question)] == [True]
 
@@ -200,7 +200,7 @@ def test_the_owner_and_noise_forbid_masked_statistics(agreed: Any, options: dict
 
     aio.run(run())
     assert len(site.said) == 2 and all(why in answer.refused for answer in site.said)
-    assert site.store.statistics_state() == b""
+    assert site.store.kept("statistics") is None
 
 
 def test_masked_statistics_do_not_allow_statistics_as_they_are() -> None:
@@ -213,5 +213,5 @@ def test_an_owner_may_ask_for_more_devices() -> None:
     fleet.sites["site0"] = MaskedSite("site0", tables()["site0"], privacy=PrivacyLimits(devices=7))
     fleet.begin()
     assert aio.run(fleet.run()).devices == 5
-    kept = from_json(fleet.sites["site0"].store.statistics_state(), MemberState)
+    kept = from_json(fleet.sites["site0"].store.kept("statistics"), MemberState)
     assert kept.answered == 0 and NAMES[0] not in kept.survivors

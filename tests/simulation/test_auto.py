@@ -21,7 +21,7 @@ from attune.common.errors import FederationFailed, SettingError
 from attune.fedserver.choosing.candidates import USUAL
 from attune.fedserver.choosing.racing import at_end, at_rung
 from attune.fedserver.cli import cli
-from attune.simulation import auto
+from attune.simulation import simulator
 from attune.simulation.federation import CountingConsole
 from attune.simulation.result import SimulationResult
 from tests.e2e.harness import tabular_shard
@@ -128,14 +128,14 @@ def test_where_labels_contradict_each_other_training_alone_wins() -> None:
 
 
 def test_a_candidate_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = auto.Simulator.run
+    plain = simulator.Simulator.run
 
     def failing(self: Any, overrides: Any, *rest: Any) -> SimulationResult:
         if overrides["method"]["name"] == "fedper":
             raise FederationFailed("site1: the loss is not finite")
         return plain(self, overrides, *rest)
 
-    monkeypatch.setattr(auto.Simulator, "run", failing)
+    monkeypatch.setattr(simulator.Simulator, "run", failing)
     result = run(settings={"auto.candidates": ["fedper", "fedavg"]})
     assert result.auto is not None
     assert result.auto.left_out == {"fedper": "it failed before round 1 was over: site1: the loss is not finite"}

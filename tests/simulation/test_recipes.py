@@ -264,7 +264,7 @@ def test_tables_of_a_recipe_have_a_closed_form_where_they_are_scaled_together(sc
         (["--benchmark", "digit"], "unknown benchmark 'digit'"),
         (["--benchmark", "hospitals"], "takes --data, one path of heart_disease.npz"),
         (["--benchmark", "digits", "--data", "x"], "takes no --data"),
-        (["--benchmark", "digits", "--set", "train.finish=auto", "--rounds", "3"], "takes no --rounds and no --set"),
+        (["--benchmark", "digits", "--set", "train.lr=0.1", "--rounds", "3"], "takes no --rounds and no --set"),
         (["--benchmark", "digits", "--table", "a.csv"], "takes no --table"),
         ([], "say --data SHARD, or --benchmark NAME"),
     ],

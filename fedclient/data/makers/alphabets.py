@@ -144,9 +144,6 @@ class TokenizerAlphabet:
             raise SettingError(f"the tokenizer at {self._where} has no token to pad short texts with ({', '.join(PADDING)})")
         return int(pad)
 
-    def __repr__(self) -> str:
-        return f"TokenizerAlphabet({self._where}, {self.size} tokens)"
-
     @property
     def size(self) -> int:
         return int(self._tokenizer.get_vocab_size())

@@ -33,11 +33,6 @@ _TRAIN = ("train", "training")
 _TEST = ("test", "testing", "validation", "valid", "val")
 
 
-def is_saved_dataset(path: Path) -> bool:
-    """Return whether a Hugging Face dataset lies at `path`."""
-    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
-
-
 def read_dataset(path: Path, options: ReadOptions = PLAIN) -> tuple[DataTable, DataTable | None]:
     """Return the training part and the test part, if there is one with labels. Numbers of named classes become the names.
 
@@ -198,7 +193,7 @@ def _read(path: Path, options: MakeOptions) -> DataSource:
             return _of_cells(table, None, options, options.text)
         check_applicable(path, "table", options)
         return source_of_table(table, options.table)
-    if is_saved_dataset(path):
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         train, test = read_dataset(path, options.table)
         return _of_dataset(train, test, options)
     if images.recognises(path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from attune.common.errors import SettingError
 from attune.fedclient.read_options import ReadOptions
@@ -12,8 +13,7 @@ _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 LENGTH = 128
 
 
-@dataclass(frozen=True)
-class MakeOptions:
+class MakeOptions(msgspec.Struct, frozen=True):
     """Options of `fedclient shard`, checked.
 
     Attributes:

@@ -21,14 +21,14 @@ from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
 from attune.common.methods.settings.objectives import ObjectiveSettings
 from attune.common.models.body import names_of, training_mode
-from attune.common.models.output import logits_of
-from attune.common.models.structure import roles, tensors_of
+from attune.common.models.structure import head_of, roles, tensors_of
+from attune.common.models.usable import logits_of
 from attune.common.torch_state import drawing, may_draw
 from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure
 
 if TYPE_CHECKING:
-    from attune.fedclient.work.private.order_noise import OrderNoise
+    from attune.fedclient.work.private.noisy_steps import OrderNoise
 
 _ONE_SAMPLE = "more than 1 value per channel"  # in torch's message
 
@@ -48,9 +48,6 @@ class Network:
         self.parameters = frozenset(name for name, _ in model.named_parameters())
         self._draws = may_draw(model)
         self.trainable = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
-
-    def __repr__(self) -> str:
-        return f"Network({type(self.model).__name__}, {len(self.names)} tensors)"
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return logits (B, ..., C). In training mode running statistics among `tensors` are updated in place.
@@ -111,9 +108,8 @@ class Network:
         Raises:
             SettingError: The model has none.
         """
-        for name, of in self.roles.items():
-            if "head" in of:
-                return name.rpartition(".")[0]
+        if head := head_of(self.roles):
+            return head
         raise SettingError(f"the model {type(self.model).__name__} has no linear head: choose another model or method")
 
 

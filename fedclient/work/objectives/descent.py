@@ -34,8 +34,7 @@ from attune.common.wire.tensors import is_finite
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.augment import RANK, augmented
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Objective, Tensors, Trained
-from attune.fedclient.work.private.noisy_steps import NoisyGradients
-from attune.fedclient.work.private.order_noise import OrderNoise
+from attune.fedclient.work.private.noisy_steps import NoisyGradients, OrderNoise
 
 # (tensors, beside) -> scalar
 Penalty = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]

@@ -30,7 +30,7 @@ from attune.common.methods.ridge import (
 from attune.common.models.closed_form import PIXELS, RandomFeatures, member_of
 from attune.common.models.options import SHARPNESS
 from attune.common.plan import Kind, ModelSpec
-from attune.fedclient.data.rescaling import Rescaling
+from attune.fedclient.data.table_encoder import Rescaling
 from attune.fedclient.work.portfolio.evaluators import FourierModel, flattened
 from attune.fedclient.work.portfolio.fitting import Samples
 from attune.fedclient.work.portfolio.folds import Folds, folds_of

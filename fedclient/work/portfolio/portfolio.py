@@ -81,9 +81,6 @@ class Portfolio:
             for name, model in models.items()
         }
 
-    def __repr__(self) -> str:
-        return f"<Portfolio of {', '.join(self._models)}>"
-
     def joined(self, models: Mapping[str, FittedModel]) -> Portfolio:
         """Return these models with further ones, which are not the device's alone, so that `chosen` is none of them."""
         together = {**self._models, **models}

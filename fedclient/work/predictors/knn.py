@@ -14,8 +14,7 @@ import torch
 
 from attune.common.methods.settings.objectives import KnnSettings
 from attune.fedclient.work.objectives.base import LocalTask, Network, Tensors, split
-from attune.fedclient.work.objectives.memory import BATCH, FEATURES, LABELS, remember
-from attune.fedclient.work.predictors.base import Predictor
+from attune.fedclient.work.predictors.base import BATCH, FEATURES, LABELS, Predictor, remember
 
 TINY = 1e-30  # probability of a class that neither the neighbours nor the model expect
 

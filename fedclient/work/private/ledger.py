@@ -127,9 +127,6 @@ class PrivacyLedger:
     def __init__(self, place: Path | None, content: LedgerContent) -> None:
         self._place, self._content = place, content
 
-    def __repr__(self) -> str:
-        return f"<PrivacyLedger {self._place or 'in memory'}>"
-
     @classmethod
     def in_memory(cls, secret: bytes) -> PrivacyLedger:
         """Return an empty ledger of a simulated device."""

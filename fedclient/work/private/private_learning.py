@@ -40,12 +40,12 @@ from attune.common.wire.files import digest_of_tensors
 from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.hooks import Hooks
+from attune.fedclient.options import Hooks
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.descent import TrainingDiverged
 from attune.fedclient.work.private.lattice import DEVIATION, LatticeStream, lattice_step
 from attune.fedclient.work.private.ledger import PrivacyLedger
-from attune.fedclient.work.private.order_noise import OrderNoise, rate_of
+from attune.fedclient.work.private.noisy_steps import OrderNoise, rate_of
 
 if TYPE_CHECKING:
     from attune.common.exchange.messages import Order
@@ -169,9 +169,6 @@ class PrivateLearning:
         numbers = {} if groups is None else {"groups": groups}
         of_plan, of_groups = digest_of(msgspec.json.encode(plan)), digest_of_tensors(numbers)
         self._inputs = [version(DISTRIBUTION), digest, of_plan, of_groups, name, f"{self.run.noise!r} {self.run.metrics!r}"]
-
-    def __repr__(self) -> str:
-        return f"<PrivateLearning, noise {self.run.noise:.3g}, {len(self.run.attempts)} of {self.run.orders} orders>"
 
     @property
     def planned(self) -> float:

@@ -12,9 +12,9 @@ from attune.common.errors import AttuneError
 from attune.common.torch_state import plain_torch
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner, make_learner
+from attune.fedclient.work.objectives.base import OnProgress
 from attune.fedclient.work.processes import requests
 from attune.fedclient.work.processes.pipe import packed, receive, send, unpacked
-from attune.fedclient.work.trainer import OnProgress
 
 CHECK_S = 0.05  # seconds between two checks whether the order at hand is to be given up
 PROGRESS_S = 1.0  # seconds between two reports of progress
@@ -67,9 +67,6 @@ class HostedLearners:
     def __init__(self) -> None:
         self._placed: dict[str, requests.PlaceDevice] = {}
         self._learners: dict[str, Learner] = {}
-
-    def __repr__(self) -> str:
-        return f"<HostedLearners: {len(self._learners)} of {len(self._placed)} devices>"
 
     def drop(self, names: Iterable[str]) -> None:
         """Drop the learners of these devices. Their orders have everything that was learnt."""

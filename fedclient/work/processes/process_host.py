@@ -8,10 +8,10 @@ from typing import cast
 
 from attune.common.errors import SettingError
 from attune.fedclient.work.executor import HostLost
+from attune.fedclient.work.objectives.base import OnProgress
 from attune.fedclient.work.processes.pipe import receive, send, start_helper
 from attune.fedclient.work.processes.remote_executor import LearnerHost
 from attune.fedclient.work.processes.requests import ForgetAll, Forgotten, GiveUpWork, HostAnswer, HostRequest, WorkProgress
-from attune.fedclient.work.trainer import OnProgress
 
 CHECK_S = 0.1  # seconds between two checks whether the order at hand was cancelled
 PROGRAM = "import sys; from attune.fedclient.work.processes.hosted import main; main(int(sys.argv[1]))"

@@ -13,10 +13,10 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
+from attune.fedclient.work.objectives.base import OnProgress
 from attune.fedclient.work.processes.pipe import receive, send
 from attune.fedclient.work.processes.remote_executor import LearnerHost
 from attune.fedclient.work.processes.requests import HostAnswer, HostRequest
-from attune.fedclient.work.trainer import OnProgress
 
 if TYPE_CHECKING:
     from attune.fedclient.work.processes.hosted import HostedLearners
@@ -32,9 +32,6 @@ class RecordedMessage:
     def __init__(self, arrays: ByteArrays = ()) -> None:
         self.arrays = list(arrays)
         self._read = iter(arrays)
-
-    def __repr__(self) -> str:
-        return f"<RecordedMessage of {len(self.arrays)} arrays>"
 
     def send_bytes(self, buf: Any) -> None:
         self.arrays.append(np.frombuffer(buf, dtype=np.uint8))

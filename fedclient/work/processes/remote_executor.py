@@ -23,10 +23,10 @@ from attune.fedclient.work.worker import LearnerCache, Worker
 
 if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
+    from attune.fedclient.work.objectives.base import OnProgress
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.processes.remote_learner import RemoteLearner
     from attune.fedclient.work.processes.requests import HostAnswer, HostRequest
-    from attune.fedclient.work.trainer import OnProgress
 
 TURNS_EACH = 2  # devices that have a turn, for each process: one trains while the next one downloads
 
@@ -44,9 +44,6 @@ class LearnerHost(ABC):
     def __init__(self) -> None:
         self.life, self._dropped, self._lock, self._closed = 0, set[str](), Lock(), False
         self._start()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}, life {self.life}>"
 
     def ask(self, life: int, request: HostRequest, progress: OnProgress, cancelled: Callable[[], bool]) -> HostAnswer:
         """Return the answer.
@@ -114,9 +111,6 @@ class RemoteExecutor:
         self._samples = [0] * size
         self._placements: dict[str, Placement] = {}
         self._lock = Lock()
-
-    def __repr__(self) -> str:
-        return f"<RemoteExecutor {self.name!r} of {len(self.hosts)}, {len(self._placements)} devices>"
 
     def __enter__(self) -> Self:
         return self

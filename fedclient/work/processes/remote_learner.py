@@ -11,9 +11,9 @@ from attune.common.exchange.messages import BlobRef, Order
 from attune.common.wire.header import Manifest
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import HostDied, HostLost, Work
+from attune.fedclient.work.objectives.base import OnProgress, Tensors
 from attune.fedclient.work.processes import requests
 from attune.fedclient.work.processes.remote_executor import Placement
-from attune.fedclient.work.trainer import OnProgress, Tensors
 
 MAX_DEATHS = 3  # of the host, during one device's work: then the work kills it
 
@@ -31,9 +31,6 @@ class RemoteLearner:
         self._placement, self._device = placement, device
         self.plan, self.name, self.orders = device.plan, device.name, device.orders
         self._update(cast(requests.LearnerState, self._ask_until_answered(requests.MakeReady(self.name))))
-
-    def __repr__(self) -> str:
-        return f"<RemoteLearner {self.name} at {self._placement.host}>"
 
     @property
     def thread(self) -> ThreadPoolExecutor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from attune.common.exchange.messages import Order
 from attune.common.plan import Plan, Scale
@@ -15,12 +16,11 @@ from attune.fedclient.work.orders import Holdings
 
 if TYPE_CHECKING:
     from attune.fedclient.data.standardiser import Standardiser
+    from attune.fedclient.work.objectives.base import Tensors
     from attune.fedclient.work.orders import OrderStore
-    from attune.fedclient.work.trainer import Tensors
 
 
-@dataclass(frozen=True)
-class PlaceDevice:
+class PlaceDevice(msgspec.Struct, frozen=True):
     """A device that is new to this process: its data, and the orders that it has carried out. Answer: LearnerState."""
 
     name: str
@@ -30,15 +30,13 @@ class PlaceDevice:
     options: DeviceOptions
 
 
-@dataclass(frozen=True)
-class MakeReady:
+class MakeReady(msgspec.Struct, frozen=True):
     """Make the learner of a device that was placed here. Answer: LearnerState."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class CarryOut:
+class CarryOut(msgspec.Struct, frozen=True):
     """Carry out an order: the fields are those of Work. Answer: LearnerState, with the result as `newest`."""
 
     name: str
@@ -47,15 +45,13 @@ class CarryOut:
     bytes_down: int
 
 
-@dataclass(frozen=True)
-class GetFinished:
+class GetFinished(msgspec.Struct, frozen=True):
     """Return what `Learner.finished` returns. Answer: FinishedModels."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class ForgetAll:
+class ForgetAll(msgspec.Struct, frozen=True):
     """Forget all devices, because this process will serve another executor. Answer: Forgotten.
 
     Attributes:
@@ -69,8 +65,7 @@ class ForgetAll:
 HostRequest = PlaceDevice | MakeReady | CarryOut | GetFinished | ForgetAll
 
 
-@dataclass(frozen=True)
-class LearnerState:
+class LearnerState(msgspec.Struct, frozen=True):
     """State of a ready learner that its device needs to know."""
 
     holdings: Holdings
@@ -81,34 +76,29 @@ class LearnerState:
     orders: OrderStore
 
 
-@dataclass(frozen=True)
-class FinishedModels:
+class FinishedModels(msgspec.Struct, frozen=True):
     """Answer with the models with which the device predicts."""
 
     tensors: dict[str, Tensors]
 
 
-@dataclass(frozen=True)
-class Forgotten:
+class Forgotten(msgspec.Struct, frozen=True):
     """All devices are forgotten."""
 
 
-@dataclass(frozen=True)
-class RequestFailed:
+class RequestFailed(msgspec.Struct, frozen=True):
     """The answer to a request that raised an error."""
 
     error: Exception
 
 
-@dataclass(frozen=True)
-class WorkProgress:
+class WorkProgress(msgspec.Struct, frozen=True):
     """Sent before an answer: the share of the work that is done."""
 
     share: float
 
 
-@dataclass(frozen=True)
-class GiveUpWork:
+class GiveUpWork(msgspec.Struct, frozen=True):
     """Sent while an order is carried out: give it up."""
 
 

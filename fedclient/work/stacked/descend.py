@@ -67,9 +67,6 @@ class Stack:
         self._noisy = NoisyStack(jobs) if self._job.noise is not None else None
         self._reported_at = -math.inf
 
-    def __repr__(self) -> str:
-        return f"<Stack of {len(self._jobs)} x {self._job}>"
-
     def run(self) -> list[Trained | Exception]:
         """Return the results, as `descend`."""
         job = self._job
@@ -247,9 +244,6 @@ class Batches:
         self._jobs, self._precision = jobs, jobs[0].tensors[jobs[0].moving[0]].dtype
         self.plans = [_plan_of(job, purpose) for job in jobs]
         self._width = max(plan.index.shape[1] for plan in self.plans)
-
-    def __repr__(self) -> str:
-        return f"Batches({len(self._jobs)} devices, {self._width} wide)"
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield for each step x (D, B, ...), y (D, B, ...) and weight (D, B) of the devices that have such a step."""

@@ -158,9 +158,6 @@ class Stacked:
             Weighing: (weigh, lambda jobs: ""),
         }
 
-    def __repr__(self) -> str:
-        return f"Stacked({self.reasons})"
-
     @property
     def reasons(self) -> list[str]:
         """Why something went one by one, each reason once. A job that never met a similar one has none."""

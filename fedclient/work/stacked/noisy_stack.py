@@ -35,9 +35,6 @@ class NoisyStack:
         self._job, self._paths = jobs[0], self._devices[0].split.linear
         self._sizes = self._tried()
 
-    def __repr__(self) -> str:
-        return f"<NoisyStack of {len(self._devices)}>"
-
     def gradients(self, tensors: Tensors, beside: Tensors, batch: Batch) -> tuple[Tensors, Tensor]:
         """Return the gradients with noise (D, ...) and the mean losses (D,) of a step.
 

@@ -95,9 +95,6 @@ class PaddedSamples:
         self._kept: dict[Hashable, tuple[list[ref[Tensor]], Tensor]] = {}  # what was made last at the end
         self._bytes = 0
 
-    def __repr__(self) -> str:
-        return f"PaddedSamples({len(self._kept)} of {self._bytes} bytes)"
-
     def rows(self, samples: Sequence[Tensor], sizes: Sequence[int], at: int, rows: int) -> Tensor:
         """Return (k, rows, ...): so many samples from `at` on of each tensor. Its first sample fills up the rest."""
         key = (at, rows, *map(id, samples))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -228,6 +228,16 @@ class InTurn:
 
 
 IN_TURN = InTurn()
+
+
+class MadeOfSettings:
+    """What every built-in aggregator is made of (fedserver.lab.build.AggregatorClass)."""
+
+    def __init__(
+        self, settings: Any, vault: Vault, seed: int, components: Mapping[str, list[str]], carrier: Carrier = IN_TURN
+    ) -> None:
+        self._settings, self._vault, self._carrier = settings, vault, carrier
+        self._seed, self._components = seed, components
 
 
 def written(aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate], carried: Iterable[Carried]) -> ReportedTensors:

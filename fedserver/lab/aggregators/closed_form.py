@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from statistics import fmean, stdev
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +40,8 @@ from attune.common.methods.ridge import (
     solved,
     squared_error,
 )
-from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.fedserver.core.voices import bounded
-from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
+from attune.fedserver.lab.aggregators.base import MadeOfSettings, Tensors, Vault, cohort, write
 from attune.fedserver.ports.blobs import Damaged
 
 START, TOTAL, OF = "start", "total", "sums/"  # keys in the vault; OF and a client's name: its latest sums, as they count
@@ -53,7 +53,7 @@ USUAL_GAMMA = GAMMAS[len(GAMMAS) // 2]
 MOST_SOLVED = 1 << 23  # numbers of weights that are remembered
 
 
-class ClosedFormSums:
+class ClosedFormSums(MadeOfSettings):
     """The newest sums of every client, their total, and the weights that follow from them.
 
     A client is served W without its own samples, and the strength with which it draws its own weights from W. A client with
@@ -67,15 +67,8 @@ class ClosedFormSums:
     clients take their own out of it. Later ones bring the errors of their weights.
     """
 
-    def __init__(
-        self,
-        settings: ClosedFormSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
-        self._vault = vault
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._read: Tensors | None = None  # the total
         self._is_plain = False  # the total is of single sums, and stays so: a vault lists its keys once
         self._is_summed = False  # the total is of all sums, and was made here

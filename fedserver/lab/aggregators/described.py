@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from attune.common.methods.settings.aggregators import HypernetworkSettings
-from attune.common.models.description import description_size
+from attune.common.models.feature_mean import description_size
 from attune.fedserver.core.scale import LARGEST
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import torch
@@ -27,10 +28,10 @@ from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
-from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
+from attune.fedserver.lab.aggregators.base import MadeOfSettings, Tensors, cohort, write
 from attune.fedserver.lab.aggregators.described import FEWEST_DESCRIBED, DescriptionRegression, evenly, fitted
-from attune.fedserver.lab.aggregators.matrices import names_to_tensor
 from attune.fedserver.lab.aggregators.mean import shares_of
+from attune.fedserver.lab.aggregators.mixing import names_to_tensor
 from attune.fedserver.lab.aggregators.stored import DESCRIBED, DESCRIPTION, EMBEDDED, NETWORK, STEPS, names_in
 
 
@@ -158,25 +159,18 @@ class _HeadRound:
     square: torch.Tensor  # of the mean change, float64
 
 
-class Hypernetwork:
+class Hypernetwork(MadeOfSettings):
     """W_i = h(phi; z_i); phi and z descend on sum_i (m_i / M) <W_i, -Delta_i> (FedTP eq. 7-10, signs as in errata E2).
 
     Memory: weights, the optimiser's moments and one block of rows. The vault's "network" holds weights, moments,
     embeddings and step counters, so that a restart continues bit for bit; "initial" the shapes that are generated.
     """
 
-    def __init__(
-        self,
-        settings: HypernetworkSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,  # not used: the state is in memory here
-    ) -> None:
-        self._settings = settings
-        self._vault = vault
-        self._seed = seed
-        self._components = components
+    _settings: HypernetworkSettings
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)  # its carrier is not used: the state is in memory here
+        settings = self._settings
         self._optimiser = optimiser_of(settings)
         self._embedder = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.z_lr))
         self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))

@@ -14,15 +14,25 @@ Classification", 2019 (momentum). delta is the cohort's mean minus x, and eta, b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from attune.common.exchange.transform import PartUpdate
-from attune.common.methods.settings.aggregators import AggregatorSettings, MeanSettings, SharedOptimiser
+from attune.common.methods.settings.aggregators import MeanSettings, SharedOptimiser
 from attune.common.wire.header import Manifest, TensorSpec
 from attune.common.wire.tensors import DTYPES
 from attune.fedserver.lab.aggregators import votes
-from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Unit, Vault, cohort, manifest_in, write
+from attune.fedserver.lab.aggregators.base import (
+    Block,
+    MadeOfSettings,
+    Put,
+    Tensors,
+    Unit,
+    cohort,
+    manifest_in,
+    write,
+)
 from attune.fedserver.lab.aggregators.votes import gram, stack
 
 PART = "part"
@@ -87,7 +97,7 @@ GRAM, SHARES = "gram", "shares"
 COLUMNS = 1 << 16  # numbers of a tensor whose rows are sorted at a time
 
 
-class SharedValue:
+class SharedValue(MadeOfSettings):
     """One value for all clients: the weighted mean of the cohort's, xi <- sum_i (m_i / M) xi_i, M the cohort's total.
 
     McMahan et al. 2017, Algorithm 1; errata E2. The base of aggregators that make something else of the mean: these override
@@ -97,16 +107,7 @@ class SharedValue:
     keys: tuple[str, ...] = (VALUE,)  # each has the tensors of the part; devices are served VALUE
     reported: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        settings: AggregatorSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
-        self._settings, self._vault, self._carrier = settings, vault, carrier
-        self._manifest: Manifest | None = None
+    _manifest: Manifest | None = None
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         write(self._vault, VALUE, initial)
@@ -189,11 +190,9 @@ class Mean(SharedValue):
 
     _settings: MeanSettings
 
-    def __init__(
-        self, settings: MeanSettings, vault: Vault, seed: int, components: Mapping[str, list[str]], carrier: Carrier = IN_TURN
-    ) -> None:
-        super().__init__(settings, vault, seed, components, carrier)
-        self.keys = (VALUE, *moments(settings.shared_optimiser))
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.keys = (VALUE, *moments(self._settings.shared_optimiser))
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         super().start(initial)

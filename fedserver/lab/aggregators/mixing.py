@@ -5,10 +5,12 @@ Shapes: S clients of the cohort, D numbers of a group of tensors, N of one tenso
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import torch
 
@@ -18,9 +20,8 @@ from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import DTYPES
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import (
-    IN_TURN,
     Block,
-    Carrier,
+    MadeOfSettings,
     Put,
     Tensors,
     Unit,
@@ -30,15 +31,15 @@ from attune.fedserver.lab.aggregators.base import (
     read_into,
     write,
 )
-from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.mean import weighted_mean
+from attune.fedserver.lab.aggregators.stored import CLIENTS, MATRICES, MEAN, UNIT
 from attune.fedserver.lab.aggregators.votes import discounted, gram, limited, mix_, stack
 
 COLD_START, CLIENT = "cold-start", "client/"
 GRAM, WEIGHTS = "gram", "weights"
 
 
-class Mixing:
+class Mixing(MadeOfSettings):
     """w_i = sum_k A[i,k] x_k for every unit, A made by the subclass from the unit's inner products.
 
     A unit is a list of groups of tensors: it has one A, and a group is what is in memory at a time, for the whole cohort.
@@ -50,21 +51,16 @@ class Mixing:
     from_first = False  # whether the inner products are of the differences from the cohort's first client
     reported: tuple[str, ...] = (WEIGHTS,)
 
-    def __init__(
-        self,
-        settings: MixedSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
-        self._settings, self._vault, self._carrier = settings, vault, carrier
-        self._units = self._groups(components)
+    _settings: MixedSettings
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._units = self._groups(self._components)
         self._device = accelerator.used()
         self._manifest: Manifest | None = None
         self._held: tuple[Block, torch.Tensor] | None = None  # a block's numbers, (S, D)
         self._before: dict[str, Mapping[str, torch.Tensor]] = {}  # by key, the values before the round that is being closed
-        self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
+        self._served = {key for key in self._vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
 
     @property
     def exact(self) -> bool:
@@ -221,3 +217,33 @@ def moved(mean: torch.Tensor, new: Sequence[torch.Tensor], old: Iterable[torch.T
         shift.add_(after.to(dtype)).sub_(before.to(dtype))
     result = shift.div_(count).add_(mean.to(dtype))
     return result.to(mean.dtype) if exact else result.round_().to(mean.dtype)
+
+
+LIMIT_BYTES = 16 << 20  # of all matrices together
+
+
+def names_to_tensor(names: Sequence[str]) -> torch.Tensor:
+    """Return names as JSON in bytes, uint8 (length), so that a file of rows names the client of each; see `stored.names_in`."""
+    return torch.tensor(list(json.dumps(list(names)).encode()), dtype=torch.uint8)
+
+
+class Matrices:
+    """One round's A of every unit, and their mean. If they exceed LIMIT_BYTES, only the mean is stored, or no matrix."""
+
+    def __init__(self, clients: Sequence[str], units: int) -> None:
+        matrix_bytes = 4 * len(clients) ** 2
+        self._clients, self._units = list(clients), units
+        self._all_fit = matrix_bytes * (units + 1) <= LIMIT_BYTES
+        self._mean_fits = matrix_bytes <= LIMIT_BYTES
+        self._kept: Tensors = {}
+
+    def add(self, unit: str, A_SS: torch.Tensor) -> None:
+        """Add a unit's matrix: A[i, k] is how much of client k's value client i is served; rows sum to one."""
+        if self._all_fit:
+            self._kept[UNIT + unit] = A_SS.float()
+        if self._mean_fits:
+            self._kept[MEAN] = self._kept.get(MEAN, torch.zeros(A_SS.shape)) + A_SS.float() / self._units
+
+    def write(self, vault: Vault) -> None:
+        """Write the matrices under MATRICES, in place of the last round's."""
+        write(vault, MATRICES, {CLIENTS: names_to_tensor(self._clients)} | self._kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.hypernetwork import computes_in, heads_of, initialise, on_wire, optimiser_of
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
-from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Vault, cohort, write
+from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, cohort, write
 from attune.fedserver.lab.aggregators.mean import VALUE, SharedValue
 
 STEP = "step"
@@ -25,16 +26,9 @@ class SharedNetwork(SharedValue):
 
     _settings: HypernetworkSettings
 
-    def __init__(
-        self,
-        settings: HypernetworkSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
-        super().__init__(settings, vault, seed, components, carrier)
-        self._seed, self._components, self._optimiser = seed, components, optimiser_of(settings)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._optimiser = optimiser_of(self._settings)
         self.keys = (VALUE, *self._optimiser.moments)
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:

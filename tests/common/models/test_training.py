@@ -13,7 +13,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.methods.settings.objectives import ModelSettings, SgdSettings
 from attune.common.models import registry
-from attune.common.models.column_embeddings import ColumnEmbeddings, width_for
+from attune.common.models.blocks import ColumnEmbeddings, width_for
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import components, tensors_of
 from attune.fedclient.work.executor import alone

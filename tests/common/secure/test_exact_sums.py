@@ -15,9 +15,8 @@ from attune.common.errors import UpdateRefused, WireError
 from attune.common.exchange.registry import SECURE_SUM, SecureSumSettings
 from attune.common.exchange.transform import ArrivalContext, Chain, Cohort, DeviceContext, PartUpdate, RoundContext
 from attune.common.protocol import MOST_MEMBERS
-from attune.common.secure.fixed_point import EXACT_BYTES, decode_exactly, encode_exactly
 from attune.common.secure.masked_sums import added
-from attune.common.secure.secure_sum import EXACT, SecureSum, masked
+from attune.common.secure.secure_sum import EXACT, EXACT_BYTES, SecureSum, decode_exactly, encode_exactly, masked
 from attune.common.wire.blobs import Buffer
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.header import Manifest, TensorSpec

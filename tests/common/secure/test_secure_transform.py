@@ -24,8 +24,7 @@ from attune.common.exchange.transform import (
     RoundContext,
     above,
 )
-from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
-from attune.common.secure.secure_sum import REPORT, SecureSum, masked, sealed_manifest
+from attune.common.secure.secure_sum import ONE, REPORT, SecureSum, decode, encode, masked, sealed_manifest, weight_units
 from attune.common.wire.blobs import Buffer, LocalFile
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import Tensors, manifest_of

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from attune.common.secure.sharing import PRIME, SECRET_BYTES, combine, split, weights_at_zero
+from attune.common.secure.masks import PRIME, SECRET_BYTES, combine, split, weights_at_zero
 
 SECRET = bytes(range(7, 7 + SECRET_BYTES))
 

@@ -149,7 +149,7 @@ def test_training_that_diverges_is_trouble_for_the_round_and_not_the_end(bench):
 
 
 def test_training_stops_at_the_deadline_and_the_next_order_is_carried_out(bench, monkeypatch):
-    from attune.fedclient.work.trainer import Cancelled
+    from attune.fedclient.work.objectives.descent import Cancelled
 
     bench.server.deadline_s = 0.5
     real, calls = Trainer.training, []

@@ -111,7 +111,7 @@ def test_a_plan_beyond_the_owners_lists_ends_with_the_limit_and_names_the_key() 
             limits.check_plan(PLAN, 40)
 
     class NoStore:
-        def plan(self) -> None: ...
+        def kept(self, what: str) -> None: ...
 
     from attune.fedclient.address import ServerAddress
     from attune.fedclient.read_options import ReadOptions

@@ -16,10 +16,9 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.makers.make import make
 from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.data.site_sums import site_sums
+from attune.fedclient.data.site_sums import site_sums, unit_verdicts, units_of_shard, verdict_of
 from attune.fedclient.data.table import DataTable, read_table
 from attune.fedclient.data.table_encoder import TableEncoder, with_gaps
-from attune.fedclient.data.units import unit_verdicts, units_of_shard, verdict_of
 from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.table_schemas import in_schema, merge_proposals

@@ -21,9 +21,8 @@ from attune.common.plan import Scale
 from attune.fedclient.cli import main
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model import artifact, drawings
-from attune.fedclient.model.drawings import effective
+from attune.fedclient.model.drawings import attentions, effective, over_patches, rollout
 from attune.fedclient.model.plots import PICTURES, plot, spread, titles
-from attune.fedclient.model.rollout import attentions, over_patches, rollout
 from tests.pictures import Page, check_pictures
 
 TINY = {"width": 8, "heads": 2, "depth": 2, "patch": 2}

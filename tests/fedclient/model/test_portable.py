@@ -25,8 +25,7 @@ from attune.common.plan import Profile
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.model import artifact, portable
 from attune.fedclient.model.artifact import Model
-from attune.fedclient.model.model_guarantee import guarantee_of
-from attune.fedclient.model.model_info import ModelInfo
+from attune.fedclient.model.model_info import ModelInfo, guarantee_of
 from attune.fedserver.core.planning import make_plan, resolve
 
 TINY = {"vit": {"width": 8, "heads": 2, "depth": 1, "patch": 2}, "mlr": {}, "dnn": {}}

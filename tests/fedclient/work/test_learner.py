@@ -23,8 +23,8 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
+from attune.fedclient.work.objectives.descent import Cancelled
 from attune.fedclient.work.state import FolderOrders, check_order_id
-from attune.fedclient.work.trainer import Cancelled
 
 CPU = torch.device("cpu")
 

@@ -252,7 +252,7 @@ def test_hooks_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
     import types
 
-    from attune.fedclient.hooks import Hooks
+    from attune.fedclient.options import Hooks
 
     module = types.ModuleType("own_hooks")
     monkeypatch.setitem(sys.modules, "own_hooks", module)

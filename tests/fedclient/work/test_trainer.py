@@ -12,9 +12,9 @@ from attune.common.config import TrainSettings
 from attune.common.methods.settings.objectives import ModelSettings, SgdSettings
 from attune.fedclient.work.executor import alone
 from attune.fedclient.work.measures import mean_cross_entropy
-from attune.fedclient.work.objectives.descent import Sgd
+from attune.fedclient.work.objectives.descent import Sgd, TrainingDiverged, batches
 from attune.fedclient.work.predictors.base import PlainPredictor
-from attune.fedclient.work.trainer import Trainer, TrainingDiverged, batches
+from attune.fedclient.work.trainer import Trainer
 
 CPU = torch.device("cpu")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +13,6 @@ from attune.common.errors import HomeMismatch, SettingError, ShapeMismatch, Unde
 from attune.common.plan import Plan, Profile
 from attune.fedserver.core.data_form import agree, check_fits, check_possible
 from attune.fedserver.core.planning import make_plan, reconcile, resolve, why_this_model
-from attune.simulation import arguments
 
 IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
 
@@ -84,26 +82,6 @@ def test_a_restart_with_another_preset_is_refused() -> None:
     assert reconcile(recorded, {}) == recorded
     with pytest.raises(HomeMismatch, match=r"method\.mu"):
         reconcile(recorded, {"method": {"preset": "everyday"}})
-
-
-@pytest.mark.parametrize("setting", ["finish=auto", "finish_stop=fleet", "finish_lr=0.1"])
-def test_a_removed_setting_is_refused_and_a_home_that_has_it_goes_on(setting: str, tmp_path: Path) -> None:
-    config = tmp_path / "federation.toml"
-    name, _, value = setting.partition("=")
-    config.write_text(f"[train]\n{name} = {value if value == '0.1' else repr(value)}\n")
-    given = [lambda: load_settings(config, (), {}), lambda: load_settings(None, [f"train.{setting}"], {})]
-    for give in (*given, lambda: arguments.overrides(2, None, None, None, None, {f"train.{name}": value})):
-        with pytest.raises(SettingError, match=rf"train\.{name} was removed: leave it out, .*fedavg\+ft"):
-            give()
-    recorded = {"method": {"name": "fedmcsa", "dial": True}, "train": {"finish": "auto", "finish_stop": "fleet"}}
-    assert reconcile(recorded, load_settings(None, ["train.finish=off"], {}))["train"] == {
-        "finish": "off",
-        "finish_stop": "fleet",
-    }
-    plan = make_plan(resolve(recorded), {"a": IMAGES}, "f")
-    assert plan == make_plan(resolve({"method": recorded["method"]}), {"a": IMAGES}, "f")
-    earlier = msgspec.json.encode(msgspec.structs.replace(plan, train=msgspec.structs.replace(plan.train, finish="auto")))
-    assert b'"finish":"auto"' in earlier and msgspec.json.encode(msgspec.json.decode(earlier, type=Plan)) == earlier
 
 
 def test_of_a_changed_schema_the_column_and_field_are_named_and_what_to_do() -> None:

@@ -26,7 +26,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Report, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Arrived, Lab, RoundOutcome, Served, Started
+from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served, Started
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.inbox import Inbox
@@ -46,7 +46,7 @@ def sent(value: Any, kind: Any) -> Any:
 class FarLab:
     """Lab that gets all arguments, and returns all results, as bytes."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: ThreadLab) -> None:
         self._lab = lab
 
     async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
@@ -106,7 +106,7 @@ def upload(blobs: Blobs, inbox: Inbox, uploads: Uploads, order: OrderId, part: s
     return uploads.take(order.client, part, blob.digest)
 
 
-async def federation(storage: Storage, lab: Lab, method: str) -> list[str]:
+async def federation(storage: Storage, lab: ThreadLab, method: str) -> list[str]:
     """Run two rounds and an adaptation with a restart after each. Return digests of all served parts, and of the last state."""
     blobs = storage.blobs
     inbox, uploads = Inbox(blobs), Uploads(storage)
@@ -142,7 +142,7 @@ async def federation(storage: Storage, lab: Lab, method: str) -> list[str]:
 def run(storage: Storage, method: str, far: bool = False) -> list[str]:
     executors = Executors()
     try:
-        lab: Lab = ThreadLab(storage.blobs, executors, threads=1)
+        lab: ThreadLab = ThreadLab(storage.blobs, executors, threads=1)
         return aio.run(federation(storage, FarLab(lab) if far else lab, method))
     finally:
         executors.shutdown()

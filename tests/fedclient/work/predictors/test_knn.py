@@ -16,11 +16,11 @@ from attune.common.methods.registry import get
 from attune.common.methods.settings.objectives import KnnSettings
 from attune.common.seeds import derive
 from attune.fedclient.work.build import predictor_for
-from attune.fedclient.work.objectives import memory
 from attune.fedclient.work.objectives.base import LocalTask, Network
 from attune.fedclient.work.objectives.descent import Cancelled
-from attune.fedclient.work.objectives.memory import FEATURES, LABELS
+from attune.fedclient.work.predictors import base
 from attune.fedclient.work.predictors import knn as subject
+from attune.fedclient.work.predictors.base import FEATURES, LABELS
 from attune.fedclient.work.predictors.knn import Knn, library, nearest, nearest_faiss, nearest_torch, votes
 
 
@@ -124,7 +124,7 @@ def test_fewer_samples_than_neighbours(way):
 
 @pytest.mark.parametrize(("capacity", "kept"), [(1.0, 20), (0.25, 5), (0.001, 1)])
 def test_memory_is_the_features_in_evaluation_mode_of_a_share_of_the_samples(monkeypatch, capacity, kept):
-    monkeypatch.setattr(memory, "BATCH", 6)
+    monkeypatch.setattr(base, "BATCH", 6)
     x = torch.arange(40.0).view(20, 2)
     tensors = Knn(KnnSettings(capacity=capacity)).prepare(task_of(Body(2, 3).train(), x, torch.arange(20) % 3))
     rows = (tensors[FEATURES][:, 0] / 2).long()

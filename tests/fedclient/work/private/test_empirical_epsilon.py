@@ -16,7 +16,7 @@ from attune.common.privacy.noise import key_of
 from attune.common.seeds import derive
 from attune.fedclient.work.objectives.base import LocalTask, Network, Trained
 from attune.fedclient.work.objectives.descent import Sgd
-from attune.fedclient.work.private.order_noise import OrderNoise, rate_of
+from attune.fedclient.work.private.noisy_steps import OrderNoise, rate_of
 from attune.fedclient.work.stacked.lockstep import Stacked
 from tests.empirical_epsilon import Scores, lower_bound
 from tests.needs import needs

@@ -22,10 +22,10 @@ from attune.common.privacy.accountant import NoisySteps, epsilon_of
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.gate import PrivacyLimits
 from attune.fedclient.gate import rows as decided
-from attune.fedclient.hooks import Hooks
+from attune.fedclient.options import Hooks
 from attune.fedclient.work.private.lattice import DEVIATION, LatticeStream
 from attune.fedclient.work.private.ledger import PrivacyLedger
-from attune.fedclient.work.private.order_noise import OrderNoise
+from attune.fedclient.work.private.noisy_steps import OrderNoise
 from attune.fedclient.work.private.private_learning import MOST_LOSS, PrivateLearning, check_countable, noisy_metrics
 from attune.fedserver.core.planning import make_plan, resolve
 from tests.simulation.test_private import RANGE, simulated

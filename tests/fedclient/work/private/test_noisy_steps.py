@@ -24,8 +24,7 @@ from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Network, 
 from attune.fedclient.work.objectives.descent import Alternating, Descent, Sgd, TrainingDiverged, optimiser_for
 from attune.fedclient.work.objectives.proximal import MeanRegularised, OwnModel, Proximal
 from attune.fedclient.work.private.lattice import LatticeStream, lattice_step
-from attune.fedclient.work.private.noisy_steps import with_noise
-from attune.fedclient.work.private.order_noise import OrderNoise
+from attune.fedclient.work.private.noisy_steps import OrderNoise, with_noise
 
 N, STEPS = 40, 20
 KEY = b"k" * 32

@@ -17,7 +17,7 @@ from attune.common.seeds import derive
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.base import Objective, Tensors, Trained
 from attune.fedclient.work.predictors.base import PlainPredictor, Predictor
-from attune.fedclient.work.private.order_noise import OrderNoise
+from attune.fedclient.work.private.noisy_steps import OrderNoise
 from attune.fedclient.work.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from attune.fedclient.work.private.order_noise import OrderNoise
+from attune.fedclient.work.private.noisy_steps import OrderNoise
 from attune.fedclient.work.stacked.lockstep import Stacked
 from tests.fedclient.work.stacked.conftest import Make
 from tests.fedclient.work.stacked.test_training import compare, objective

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from attune.common.models.description import description_size, moments
+from attune.common.models.feature_mean import description_size, moments
 from attune.common.models.registry import build
 from attune.common.plan import ModelSpec
 from attune.fedserver.lab.aggregators.described import BANDWIDTHS, DescriptionRegression, ToldDescriptions

@@ -10,10 +10,10 @@ import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
-from attune.fedserver.lab.aggregators import matrices
+from attune.fedserver.lab.aggregators import mixing
 from attune.fedserver.lab.aggregators.attention import Mcsa
 from attune.fedserver.lab.aggregators.base import MemoryVault
-from attune.fedserver.lab.aggregators.matrices import Matrices
+from attune.fedserver.lab.aggregators.mixing import Matrices
 from attune.fedserver.lab.aggregators.stored import MATRICES, read_matrices
 
 
@@ -69,7 +69,7 @@ def test_the_last_round_takes_the_place_of_the_one_before():
     [(4 * 9 * 3, ["mean", "unit0", "unit1"]), (4 * 9 * 3 - 1, ["mean"]), (4 * 9, ["mean"]), (4 * 9 - 1, [])],
 )
 def test_beyond_the_limit_only_the_mean_or_nothing_is_kept(monkeypatch, limit_bytes, expected):
-    monkeypatch.setattr(matrices, "LIMIT_BYTES", limit_bytes)
+    monkeypatch.setattr(mixing, "LIMIT_BYTES", limit_bytes)
     names, found = kept(3, 2)
     assert names == ["c0", "c1", "c2"]
     assert list(found) == expected
