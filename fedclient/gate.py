@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import FieldInfo, fields
 
 from attune.common.errors import AttuneError, DiskFull, Forbidden, HomeMismatch, LimitExceeded, SettingError, WireError
 from attune.common.exchange.messages import Order
@@ -129,7 +129,7 @@ class PrivacyLimits:
 NO_DEMANDS = PrivacyLimits()
 
 
-T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 # Errors that name what a plan or a setting asks for. Others may quote labels, tokens, cells or gaps of the data.
 _NOT_OF_SAMPLES = (DiskFull, HomeMismatch, SettingError, WireError)
 
@@ -228,7 +228,7 @@ class Gate:
         return msgspec.structs.replace(sent, **{name: value for name, value in result.noisy.items() if name in paid})
 
     @cached_property
-    def _untold(self) -> list[Any]:
+    def _untold(self) -> list[FieldInfo]:
         """Fields of a result that the server is not told: the same for every order."""
         return refused(Metrics, self.allows)
 
@@ -274,26 +274,23 @@ def report_of(result: OrderResult) -> OrderResult:
     return OrderResult(order_id=result.order_id, round=result.round, trained=result.trained, samples=0)
 
 
-def refused(kind: type, allows: Callable[[str], bool]) -> list[Any]:
+def refused(kind: type[msgspec.Struct], allows: Callable[[str], bool]) -> list[FieldInfo]:
     """Return those fields of a struct or a message that are not allowed."""
-    form: Any = msgspec.structs if issubclass(kind, msgspec.Struct) else dataclasses
-    return [field for field in form.fields(kind) if not allows(f"{kind.__name__}.{field.name}")]
+    return [field for field in fields(kind) if not allows(f"{kind.__name__}.{field.name}")]
 
 
-def without(value: T, fields: Sequence[Any]) -> T:
+def without(value: S, hidden: Sequence[FieldInfo]) -> S:
     """Return a struct or a message without the values of these fields, as if nothing was known of them."""
-    form: Any = msgspec.structs if isinstance(value, msgspec.Struct) else dataclasses
-    empty = {field.name: type(getattr(value, field.name))() for field in fields if field.default not in (None, msgspec.UNSET)}
-    unknown = {field.name: field.default for field in fields if field.name not in empty}
-    result: T = form.replace(value, **empty, **unknown)
-    return result
+    empty = {field.name: type(getattr(value, field.name))() for field in hidden if field.default not in (None, msgspec.UNSET)}
+    unknown = {field.name: field.default for field in hidden if field.name not in empty}
+    return msgspec.structs.replace(value, **empty, **unknown)
 
 
 def with_rows(message: Any) -> Any:
     """Return a message without the fields that have no row."""
     if isinstance(message, tuple):
         return tuple(map(with_rows, message))
-    if not dataclasses.is_dataclass(message):
+    if not isinstance(message, msgspec.Struct):
         return message
-    inner = {field.name: with_rows(getattr(message, field.name)) for field in dataclasses.fields(message)}
-    return without(dataclasses.replace(message, **inner), refused(type(message), rows().__contains__))  # type: ignore[type-var]
+    inner = {name: with_rows(value) for name, value in msgspec.structs.asdict(message).items()}
+    return without(msgspec.structs.replace(message, **inner), refused(type(message), rows().__contains__))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -85,13 +84,11 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
 # --- events: what happened -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StreamOpened:
+class StreamOpened(msgspec.Struct, frozen=True):
     """The control stream is open."""
 
 
-@dataclass(frozen=True)
-class Broke:
+class Broke(msgspec.Struct, frozen=True):
     """The stream is gone, or could not be opened. Seconds since the server was last heard, and for how long it was open."""
 
     reason: str
@@ -99,39 +96,34 @@ class Broke:
     lived_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Displaced:
+class Displaced(msgspec.Struct, frozen=True):
     """The server closed the stream, because another was opened with this device's certificate. `lived_s` as in Broke."""
 
     reason: str
     lived_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class WorkDone:
+class WorkDone(msgspec.Struct, frozen=True):
     """The order's result is durable on disk."""
 
     order_id: str
 
 
-@dataclass(frozen=True)
-class WorkFailed:
+class WorkFailed(msgspec.Struct, frozen=True):
     """The present work failed."""
 
     order_id: str
     reason: str
 
 
-@dataclass(frozen=True)
-class Sent:
+class Sent(msgspec.Struct, frozen=True):
     """A result was handed in. `late`: it does not count."""
 
     order_id: str
     late: bool
 
 
-@dataclass(frozen=True)
-class SendRefused:
+class SendRefused(msgspec.Struct, frozen=True):
     """A result could not be handed in. `known`: the server has refused it, and no longer waits for it."""
 
     order_id: str
@@ -139,8 +131,7 @@ class SendRefused:
     known: bool = False
 
 
-@dataclass(frozen=True)
-class Expired:
+class Expired(msgspec.Struct, frozen=True):
     """The order's deadline has passed."""
 
     order_id: str
@@ -151,115 +142,99 @@ Event = StreamOpened | ToDevice | Broke | Displaced | WorkDone | WorkFailed | Se
 # --- effects: what to do ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Say:
+class Say(msgspec.Struct, frozen=True):
     """Print a line."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Prepare:
+class Prepare(msgspec.Struct, frozen=True):
     """Build the model and tensors for this plan, or refuse it."""
 
     plan_json: bytes
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Start an order."""
 
     order: Order
 
 
-@dataclass(frozen=True)
-class Extend:
+class Extend(msgspec.Struct, frozen=True):
     """The order at hand came again: its deadline counts from now."""
 
     order: Order
 
 
-@dataclass(frozen=True)
-class StopWork:
+class StopWork(msgspec.Struct, frozen=True):
     """Stop the present work."""
 
     order_id: str
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Upload and submit. `resume`: the server may hold some of it already."""
 
     order_id: str
     resume: bool
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(msgspec.Struct, frozen=True):
     """Answer a message of secure aggregation."""
 
     message: SecureMessage
 
 
-@dataclass(frozen=True)
-class Disclose:
+class Disclose(msgspec.Struct, frozen=True):
     """Answer a question for statistics of the data."""
 
     question: StatisticsRequest
 
 
-@dataclass(frozen=True)
-class StopSending:
+class StopSending(msgspec.Struct, frozen=True):
     """Stop handing in."""
 
     order_id: str
 
 
-@dataclass(frozen=True)
-class ReportTrouble:
+class ReportTrouble(msgspec.Struct, frozen=True):
     """Tell the server that an order cannot be carried out."""
 
     order_id: str
     reason: str
 
 
-@dataclass(frozen=True)
-class Reconnect:
+class Reconnect(msgspec.Struct, frozen=True):
     """Open the stream again after this long (the caller adds jitter)."""
 
     after_s: float
 
 
-@dataclass(frozen=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """End the device with an error."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Yield:
+class Yield(msgspec.Struct, frozen=True):
     """Another process is this device now: end, and leave it to that one."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     """The server contradicts what it said before: stop rather than guess."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Keep:
+class Keep(msgspec.Struct, frozen=True):
     """The federation is over: write the finished model and end."""
 
     message: str
 
 
-@dataclass(frozen=True)
-class AskForModel:
+class AskForModel(msgspec.Struct, frozen=True):
     """The federation is over, and this device holds no state of it: leave the stream, and say so on the next."""
 
 

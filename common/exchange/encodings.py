@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import replace
 
 from attune.common.exchange.transform import ArrivalContext, DeviceContext, PartUpdate, Unchanged
 from attune.common.wire import int8, planes

@@ -11,10 +11,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from typing_extensions import Self
 
 from attune.common.durable import disk_errors, sync_with_name
@@ -28,8 +28,7 @@ FIRST_BYTES = 1 << 16
 LEAST_BYTES = 1 << 14
 
 
-@dataclass(frozen=True)
-class Blob:
+class Blob(msgspec.Struct, frozen=True):
     """Reference to immutable bytes.
 
     Attributes:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from typing_extensions import Self
 
 from attune.common.errors import LimitExceeded
@@ -50,8 +51,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # controls, and lone surrogates, which JSON can spell
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(msgspec.Struct, frozen=True):
     """Dtype and shape of a tensor. `dtype` is safetensors' name for it, a key of ITEM_BYTES."""
 
     dtype: str
@@ -65,8 +65,7 @@ class TensorSpec:
 Manifest = dict[str, TensorSpec]
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Limits for accepted blobs. Reading a header takes at most 8 times its bytes plus 1.5 KiB * max_tensors of memory."""
 
     max_blob_bytes: int = 1 << 40

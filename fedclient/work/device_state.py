@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 
+import msgspec
+from msgspec.structs import replace
 from torch import Tensor
 
 from attune.common.errors import HomeMismatch
@@ -23,8 +24,7 @@ RECEIVED, LOCAL, TRAINED, OWED, EMBEDDING = "received", "local", "trained", "owe
 LOOP, LOOP_LOCAL, GIVEN = "loop", "loop-local", "given"
 
 
-@dataclass(frozen=True)
-class DeviceState:
+class DeviceState(msgspec.Struct, frozen=True):
     """State of a device after an order. It is never changed in place, so an order that is given up leaves no trace.
 
     Attributes:
@@ -44,12 +44,12 @@ class DeviceState:
     received: Tensors
     embedding: Embedding | None = None
     trained: Tensors | None = None
-    owed: Tensors = field(default_factory=dict)
+    owed: Tensors = {}
     local: Tensors | None = None
-    solved: Tensors = field(default_factory=dict)
-    given: Tensors = field(default_factory=dict)
-    loop: Mapping[str, Tensor] = field(default_factory=dict)
-    loop_local: Mapping[str, Tensor] = field(default_factory=dict)
+    solved: Tensors = {}
+    given: Tensors = {}
+    loop: Mapping[str, Tensor] = {}
+    loop_local: Mapping[str, Tensor] = {}
 
     def restored(self, orders: OrderStore, newest: OrderResult) -> tuple[DeviceState, bool]:
         """Return the state after a committed order, and whether the store has the values that were served last.

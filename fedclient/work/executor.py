@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from attune.common.plan import Plan, Scale
 
@@ -39,8 +41,7 @@ class Job(Protocol):
 Jobs = Generator[Job, Any, T]  # that return a T
 
 
-@dataclass(frozen=True)
-class FailedWork:
+class FailedWork(msgspec.Struct, frozen=True):
     """The error with which work ended, in place of a result."""
 
     error: Exception
@@ -105,8 +106,7 @@ class AnyLearner(Protocol):
     def let_go(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """An order whose values are all here.
 
     Attributes:
@@ -120,7 +120,7 @@ class Work:
 
     learner: AnyLearner
     order: Order
-    fetched: Mapping[str, Tensors] = field(default_factory=dict)
+    fetched: Mapping[str, Tensors] = {}
     bytes_down: int = 0
     progress: OnProgress = lambda done: None
     cancelled: Callable[[], bool] = lambda: False

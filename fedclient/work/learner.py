@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache, partial
 from typing import Literal
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from attune.common import hardware
 from attune.common.errors import Forbidden, NoModel

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -28,8 +27,7 @@ SECRET_BYTES = 32
 FITTED_BYTES = 512 << 20  # of fitted models that a process keeps in memory
 
 
-@dataclass(frozen=True)
-class Holdings:
+class Holdings(msgspec.Struct, frozen=True):
     """Digests and manifests of what a device holds. Without tensors, so that a learner in another process can send them.
 
     Attributes:

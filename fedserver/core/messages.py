@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import cast
 
 import msgspec
+from msgspec.structs import replace
 from typing_extensions import Self
 
 from attune.common.errors import UpdateRefused
@@ -35,15 +35,13 @@ class Phase(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True)
-class Resumed:
+class Resumed(msgspec.Struct, frozen=True):
     """The first event of a process, and the event after a failure that tries the step again."""
 
     now: float
 
 
-@dataclass(frozen=True)
-class Connected:
+class Connected(msgspec.Struct, frozen=True):
     """A device said Hello on a new stream."""
 
     name: str
@@ -52,16 +50,14 @@ class Connected:
     empty: bool = False  # it has lost what it had of the run
 
 
-@dataclass(frozen=True)
-class Disconnected:
+class Disconnected(msgspec.Struct, frozen=True):
     """A device's stream has ended."""
 
     name: str
     now: float
 
 
-@dataclass(frozen=True)
-class Reported:
+class Reported(msgspec.Struct, frozen=True):
     """A device's update or evaluation is durable in the inbox."""
 
     name: str
@@ -71,16 +67,14 @@ class Reported:
     loss: float | None = None  # its training loss
 
 
-@dataclass(frozen=True)
-class DeviceProgressed:
+class DeviceProgressed(msgspec.Struct, frozen=True):
     """A device reports progress with its order."""
 
     name: str
     now: float
 
 
-@dataclass(frozen=True)
-class Excused:
+class Excused(msgspec.Struct, frozen=True):
     """A device's answer is no longer expected: it cannot carry out the order, or its update was refused."""
 
     name: str
@@ -88,31 +82,27 @@ class Excused:
     troubled: bool = False  # the device itself says that it cannot carry out the order
 
 
-@dataclass(frozen=True)
-class Expelled:
+class Expelled(msgspec.Struct, frozen=True):
     """The operator has revoked a device."""
 
     name: str
     now: float
 
 
-@dataclass(frozen=True)
-class Paused:
+class Paused(msgspec.Struct, frozen=True):
     """The operator pauses the federation (no further round opens), or resumes it (`on` is False)."""
 
     on: bool
     now: float
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
     now: float
 
 
-@dataclass(frozen=True)
-class Aggregated:
+class Aggregated(msgspec.Struct, frozen=True):
     """The new state is durable. setback: why it is not made from the cohort's updates; empty if it is."""
 
     now: float
@@ -123,8 +113,7 @@ class Aggregated:
     last: int = 0
 
 
-@dataclass(frozen=True)
-class Attempted:
+class Attempted(msgspec.Struct, frozen=True):
     """An attempt of secure aggregation begins, or its survivors are fixed. cohort: that of all later sums, if there is one."""
 
     now: float
@@ -133,8 +122,7 @@ class Attempted:
     cohort: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Exchanged:
+class Exchanged(msgspec.Struct, frozen=True):
     """An exchange of secure aggregation, or a question of a survey, is over.
 
     Attributes:
@@ -150,8 +138,7 @@ class Exchanged:
     costs: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class StepFailed:
+class StepFailed(msgspec.Struct, frozen=True):
     """The step under way cannot be carried out."""
 
     reason: str
@@ -174,8 +161,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True)
-class Open:
+class Open(msgspec.Struct, frozen=True):
     """Send orders: for training, or (work "evaluate") to evaluate the state after the closed `round`."""
 
     work: WorkName
@@ -183,16 +169,14 @@ class Open:
     devices: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Aggregate:
+class Aggregate(msgspec.Struct, frozen=True):
     """Close this round: make the next state from the cohort's updates."""
 
     round: int
     cohort: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class GoBack:
+class GoBack(msgspec.Struct, frozen=True):
     """Close this round without its updates: the state after the round `to` becomes the state again."""
 
     round: int
@@ -200,39 +184,34 @@ class GoBack:
     why: str
 
 
-@dataclass(frozen=True)
-class FinishDevices:
+class FinishDevices(msgspec.Struct, frozen=True):
     """Tell these devices that the federation is over: they keep their models and leave."""
 
     devices: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Acknowledge:
+class Acknowledge(msgspec.Struct, frozen=True):
     """Receipt for a device's update: accepted, or too late."""
 
     name: str
     accepted: bool
 
 
-@dataclass(frozen=True)
-class PassOver:
+class PassOver(msgspec.Struct, frozen=True):
     """Report that these devices missed too many orders of this kind. They get no more of them for now."""
 
     devices: tuple[str, ...]
     work: WorkName = "train"
 
 
-@dataclass(frozen=True)
-class AskAgain:
+class AskAgain(msgspec.Struct, frozen=True):
     """Report that these devices get orders of this kind again, after they had been passed over."""
 
     devices: tuple[str, ...]
     work: WorkName = "train"
 
 
-@dataclass(frozen=True)
-class DiscardStale:
+class DiscardStale(msgspec.Struct, frozen=True):
     """Tell a device, and the operator, that its update does not count because it is too stale."""
 
     name: str
@@ -372,8 +351,7 @@ class Record(msgspec.Struct, frozen=True):
 # --- orders
 
 
-@dataclass(frozen=True)
-class OrderId:
+class OrderId(msgspec.Struct, frozen=True):
     """Id of an order. `work` is "train" (for the round `round`) or "evaluate" (the state after the round `round`)."""
 
     work: WorkName

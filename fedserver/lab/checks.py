@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import median_low
 
 import torch
+from msgspec.structs import replace
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.encodings import AS_THEY_LIE, encoded_manifest

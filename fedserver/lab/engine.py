@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from attune.common.exchange.registry import growth_of, settings_of
 from attune.common.exchange.transform import ArrivalContext, Cohort, NotASum, PartUpdate, RoundContext, SealedTensors
@@ -43,8 +43,7 @@ from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
 
 
-@dataclass
-class _Closing:
+class _Closing(msgspec.Struct):
     """Round that is being closed.
 
     Attributes:
@@ -56,8 +55,8 @@ class _Closing:
 
     norms: dict[str, dict[str, float]]
     unmasking: Unmasking | None = None
-    bounded: dict[str, float] = field(default_factory=dict)
-    without_vote: set[str] = field(default_factory=set)
+    bounded: dict[str, float] = {}
+    without_vote: set[str] = set()
 
 
 class Engine:
