@@ -109,8 +109,12 @@ class InProcessServer:
 T = TypeVar("T")
 
 
+def _unheard(done: float) -> None:
+    """No-op."""
+
+
 class InlineWorker(Worker):
-    """Worker that carries out one order after the other, on the thread of the event loop.
+    """Worker that carries out one order after the other, on the thread of the event loop, which hears nothing meanwhile.
 
     Args:
         stopped: Returns whether the work must be given up.
@@ -128,7 +132,11 @@ class InlineWorker(Worker):
         return work(*arguments)
 
     async def carry_out(self, work: Work) -> OrderResult:
-        return await super().carry_out(work.cancelled_by(self._stopped))
+        return await super().carry_out(self.silent(work))
+
+    def silent(self, work: Work) -> Work:
+        """Return the same work, which tells of no progress, and is given up when the simulation is."""
+        return work.cancelled_by(self._stopped, progress=_unheard)
 
 
 class CohortWorker(InlineWorker):
@@ -148,7 +156,7 @@ class CohortWorker(InlineWorker):
 
     async def carry_out(self, work: Work) -> OrderResult:
         begun: asyncio.Future[Future[OrderResult]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((work.cancelled_by(self._stopped), begun))
+        self._waiting.append((self.silent(work), begun))
         self.answered()
         return await result_of(await begun)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -95,9 +95,8 @@ class MemoryBlobs(CheckedBlobs):
 
     def names(self, prefix: str) -> list[str]:
         with self._lock:
-            first = bisect.bisect_left(self._sorted, prefix)  # islice would pass all names before it
-            rest = (self._sorted[place] for place in range(first, len(self._sorted)))
-            return list(itertools.takewhile(lambda name: name.startswith(prefix), rest))
+            first = bisect.bisect_left(self._sorted, prefix)
+            return self._sorted[first : bisect.bisect_right(self._sorted, prefix + chr(sys.maxunicode), first)]
 
     def remove(self, names: Sequence[str]) -> None:
         with self._lock:

@@ -186,6 +186,8 @@ class PartEncoding(Unchanged):
     name = "encoding"
 
     def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
+        if not context.encoding:
+            return update
         base = None if context.change else context.before
         written = encode(update.tensors, context.encoding, base, context.owed)
         context.errors |= written.errors

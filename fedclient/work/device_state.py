@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
@@ -128,7 +129,7 @@ class DeviceState(msgspec.Struct, frozen=True):
         }
 
     def all_tensors(self) -> Iterator[Tensor]:
-        """Yield every tensor that the device holds in memory."""
+        """Return every tensor that the device holds in memory."""
         network = self.embedding.network if self.embedding else {}
-        for tensors in (self.theta, self.received, network, self.local or {}, self.trained or {}, self.owed):
-            yield from tensors.values()
+        sets = (self.theta, self.received, network, self.local or {}, self.trained or {}, self.owed)
+        return chain.from_iterable([tensors.values() for tensors in sets if tensors])

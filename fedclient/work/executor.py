@@ -129,9 +129,9 @@ class Work(msgspec.Struct, frozen=True):
         """Carry it out now. Raises what the learner's carry_out raises."""
         return self.learner.carry_out(self)
 
-    def cancelled_by(self, stopped: Callable[[], bool]) -> Work:
-        """Return the same work, which is given up as well when `stopped` turns true."""
-        return replace(self, cancelled=lambda: stopped() or self.cancelled())
+    def cancelled_by(self, stopped: Callable[[], bool], **changes: Any) -> Work:
+        """Return the same work, with some changes, which is given up as well when `stopped` turns true."""
+        return replace(self, cancelled=lambda: stopped() or self.cancelled(), **changes)
 
 
 class Executor(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Literal
 
 import msgspec
@@ -141,9 +141,12 @@ class Learner:
     @property
     def size_bytes(self) -> int:
         """Bytes of the samples and of the models' tensors, roughly what it holds in memory."""
-        samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
-        held = (*samples, *self.state.all_tensors())
-        return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in held}.values())
+        held = (*self._samples, *self.state.all_tensors())
+        return sum([tensor.nbytes for tensor in dict(zip(map(id, held), held, strict=True)).values()])
+
+    @cached_property
+    def _samples(self) -> list[torch.Tensor]:
+        return [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
         """Return the missing values of an order, as Holdings.missing."""
@@ -211,6 +214,8 @@ class Learner:
 
     def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Return the values that the fetched blobs stand for. Errors are those of `rebuilt`."""
+        if not any([ref.sent.encoding for ref in (*order.cold_start, *order.downloads)]):
+            return dict(fetched)
         here = [(ref, expected) for ref, expected in self.missing(order) if ref.digest in fetched]
         return {ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._held(ref.part)) for ref, expected in here}
 

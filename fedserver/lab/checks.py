@@ -72,10 +72,10 @@ class FiniteCheck(Unchanged):
         def possible(update: PartUpdate) -> PartUpdate:
             if isinstance(update.tensors, SealedTensors) or context.before(update.client) is None:
                 return update  # of sealed ones the sum alone can be read
-            if not any(name.endswith(VARIANCE) for name in update.source.manifest):
-                return update
             return replace(update, tensors=PossibleTensors(update.source))
 
+        if not any(name.endswith(VARIANCE) for name in context.manifest):
+            return cohort
         return replace(cohort, updates=tuple(map(possible, cohort.updates)), unheard=tuple(map(possible, cohort.unheard)))
 
 
