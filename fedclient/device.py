@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import random
 import threading
 import time
@@ -280,7 +281,8 @@ class Device:
         left_s = max(0.0, self.options.limits.order_s - (time.monotonic() - self.job.begun))
         expired = messages.Expired(order.id)
         after_s = min(order.deadline_s or left_s, left_s)
-        self.job.deadline = asyncio.get_running_loop().call_later(after_s, lambda: self._spawn(self.events.put(expired)))
+        if after_s < math.inf:  # a simulated device has no limit
+            self.job.deadline = asyncio.get_running_loop().call_later(after_s, lambda: self._spawn(self.events.put(expired)))
 
     def _stop_job(self) -> None:
         if self.job is not None:

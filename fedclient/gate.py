@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -218,19 +218,19 @@ class Gate:
         """
         if self._sums is not None and result.trained:
             return report_of(result)
-        if result.accuracy_constant is not None and not self.allows("Metrics.accuracy_constant"):
+        if result.accuracy_constant is not None and "accuracy_constant" in self._untold:
             above = None if result.trained else int(not result.no_better_than_constant)
             result = msgspec.structs.replace(result, above_constant=above)
-        sent = without(result, self._untold)
+        sent = without(result, self._untold.values())
         if self.tells_scores:
             return sent
         paid = {field.partition(".")[2] for field, row in rows().items() if row.noise == "charged"}
         return msgspec.structs.replace(sent, **{name: value for name, value in result.noisy.items() if name in paid})
 
     @cached_property
-    def _untold(self) -> list[FieldInfo]:
-        """Fields of a result that the server is not told: the same for every order."""
-        return refused(Metrics, self.allows)
+    def _untold(self) -> dict[str, FieldInfo]:
+        """Fields of a result that the server is not told, by name: the same for every order."""
+        return {field.name: field for field in refused(Metrics, self.allows)}
 
     def reason(self, text: str) -> str:
         """Return what the server is told of why an order failed: the text may tell of samples."""
@@ -279,7 +279,7 @@ def refused(kind: type[msgspec.Struct], allows: Callable[[str], bool]) -> list[F
     return [field for field in fields(kind) if not allows(f"{kind.__name__}.{field.name}")]
 
 
-def without(value: S, hidden: Sequence[FieldInfo]) -> S:
+def without(value: S, hidden: Collection[FieldInfo]) -> S:
     """Return a struct or a message without the values of these fields, as if nothing was known of them."""
     empty = {field.name: type(getattr(value, field.name))() for field in hidden if field.default not in (None, msgspec.UNSET)}
     unknown = {field.name: field.default for field in hidden if field.name not in empty}

@@ -196,10 +196,10 @@ class Buffer:
         return bytes(self._open()[offset : offset + count])
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        data = self._open()[offset : offset + len(target)]
-        if len(data) < len(target):
-            raise Truncated(f"{self.name}: ends {len(target) - len(data)} bytes too early")
-        target[:] = data
+        end = offset + len(target)
+        if end > self.size:
+            raise Truncated(f"{self.name}: ends {end - self.size} bytes too early")
+        target[:] = self._open()[offset:end]
 
     def close(self) -> None:
         self._data = None

@@ -157,12 +157,28 @@ def _carried_out(work: Work) -> Future[OrderResult]:
 
 def done(outcome: OrderResult | Exception) -> Future[OrderResult]:
     """Return a future that is done, with this result or error."""
-    future: Future[OrderResult] = Future()
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
-    return future
+    return _Done(outcome)
+
+
+class _Done(Future["OrderResult"]):
+    """A future without the locks by which threads wait for another one."""
+
+    def __init__(self, outcome: OrderResult | Exception) -> None:
+        self._outcome = outcome
+
+    def __repr__(self) -> str:
+        return f"_Done({self._outcome!r})"
+
+    def done(self) -> bool:
+        return True
+
+    def result(self, timeout: float | None = None) -> OrderResult:
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        return self._outcome if isinstance(self._outcome, Exception) else None
 
 
 async def result_of(future: Future[OrderResult]) -> OrderResult:

@@ -98,6 +98,7 @@ class Learner:
         chosen, blends = baselines.own_name(method, self.part_of), keep == "best"
         has_rival = chosen == "personalized" and baselines.has_common(self.part_of, configured.objective)
         self.transforms = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
+        self.chains: dict[str, Chain] = {}  # by part
         self.returns: dict[str, str] = {
             kind: plan.returns.get(kind, part.returns) for kind, part in configured.aggregators.items()
         }
@@ -214,7 +215,8 @@ class Learner:
 
     def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Return the values that the fetched blobs stand for. Errors are those of `rebuilt`."""
-        if not any([ref.sent.encoding for ref in (*order.cold_start, *order.downloads)]):
+        encodings = [ref.sent.encoding for ref in (*order.cold_start, *order.downloads)]
+        if not any(encodings):
             return dict(fetched)
         here = [(ref, expected) for ref, expected in self.missing(order) if ref.digest in fetched]
         return {ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._held(ref.part)) for ref, expected in here}
@@ -241,8 +243,8 @@ class Learner:
             own_choice=self.evaluation.own_choice,
             task="ranked" if ranked else self.plan.task,
             ranked=1 if ranked else None,
-            samples=len(self.data.train_x),
-            test_samples=len(self.data.test_x),
+            samples=self.data.train_x.shape[0],
+            test_samples=self.data.test_x.shape[0],
             accuracy_constant=self.evaluation.constant,
             bytes_down=work.bytes_down,
             served=dict(served),
@@ -356,8 +358,9 @@ class Learner:
         context = DeviceContext(
             self.name, part, order.round, encoding, change, before, self.state.owed, seed, measured=measured
         )
-        chain = Chain([*transforms_for(part, self.transforms, beside=part == SOLVED), PartEncoding()])
-        update = chain.on_device(PartUpdate(self.name, float(len(self.data.train_x)), values), context)
+        if part not in self.chains:
+            self.chains[part] = Chain([*transforms_for(part, self.transforms, beside=part == SOLVED), PartEncoding()])
+        update = self.chains[part].on_device(PartUpdate(self.name, float(self.data.train_x.shape[0]), values), context)
         return dict(update.tensors), context.errors
 
     def finished(self) -> dict[str, Tensors]:

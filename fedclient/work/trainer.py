@@ -145,7 +145,7 @@ class Trainer:
         """
         task = self._task(start, received, x, y, seeds, progress, cancelled, trains, round_, noise)
         trained = yield from self._looped(self.objective.work(task))
-        tensors = {name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}
+        tensors = {name: trained.tensors[name].cpu() if task.takes(name) else value for name, value in start.items()}
         return Trained(tensors, trained.loss, state=task.state)
 
     def preparing(
@@ -160,7 +160,7 @@ class Trainer:
         """Return the tensors with which the device predicts. Arguments are those of `training`."""
         task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
         prepared = yield from self._looped(self.predictor.work(task))
-        return {name: tensor.cpu() for name, tensor in prepared.items()}
+        return {name: tensor if tensor.is_cpu else tensor.cpu() for name, tensor in prepared.items()}
 
     def out_of_fold(
         self, tensors: Mapping[str, Tensor], received: Mapping[str, Tensor], x: Tensor, y: Tensor, seeds: Seeds
@@ -277,4 +277,5 @@ class Trainer:
         )
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        here = self.device.type == "cpu"  # as tensors between two orders are
+        return dict(tensors) if here else {name: tensor.to(self.device) for name, tensor in tensors.items()}

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from attune.common.exchange.registry import growth_of, settings_of
-from attune.common.exchange.transform import ArrivalContext, Cohort, NotASum, PartUpdate, RoundContext, SealedTensors
+from attune.common.exchange.transform import ArrivalContext, Cohort, NotASum, PartUpdate, RoundContext, is_sealed
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import SOLVED, PartKind, assign
@@ -194,10 +194,9 @@ class Engine:
             file, before = self._opened(blob, stack), self._base(client, part, stack)
             context = ArrivalContext(client, part, who, encoding, manifest, before, served, max_norm)
             tensors = self._chains[part].on_arrival(PartUpdate(client, 0.0, file), context).tensors
-            sealed = isinstance(tensors, SealedTensors)
-            values = tensors.opened(tensors.by) if isinstance(tensors, SealedTensors) else cast(TensorSource, tensors)
+            values = tensors.opened(tensors.by) if is_sealed(tensors) else cast(TensorSource, tensors)
             if values.stored:
-                if not sealed:
+                if values is tensors:
                     read_through(values)
                 context.end()
                 return Arrived(blob, context.facts)

@@ -180,8 +180,10 @@ class LocalTask:
             name: The tensor's name in the model.
             is_own: It is the device's own tensor under that name.
         """
+        if not self.trains:
+            return True
         is_own, name = is_own or name.startswith(PERSONAL), name.removeprefix(PERSONAL)
-        return not self.trains or self.kinds.get(name) in self.trains or (is_own and "personal" in self.trains)
+        return self.kinds.get(name) in self.trains or (is_own and "personal" in self.trains)
 
     def movable(self, tensors: Mapping[str, torch.Tensor], is_own: bool = False) -> list[str]:
         """Return the names of the tensors that can be trained and may move. `is_own` is as in `takes`.

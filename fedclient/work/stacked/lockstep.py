@@ -233,7 +233,7 @@ def _key(job: Job) -> Hashable:
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Hashable:
-    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+    return tuple([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
 
 
 def _sample(samples: Tensor) -> tuple[Hashable, Hashable]:
