@@ -310,9 +310,11 @@ def metrics_of(source: Metrics) -> Metrics:
 
 def _cut(source: Metrics) -> dict[str, float]:
     """Return the numbers beyond their bounds, each cut to its bound."""
-    values = zip(_BOUNDS.items(), _BOUNDED(source), strict=True)
-    beyond = ((item, value) for item, value in values if value is not None and (value > item[1] or value < -item[1]))
-    return {name: math.copysign(bound, value) for (name, bound), value in beyond}
+    return {
+        name: math.copysign(bound, value)
+        for (name, bound), value in zip(_BOUNDS.items(), _BOUNDED(source), strict=True)
+        if value is not None and (value > bound or value < -bound)
+    }
 
 
 def within_bounds(source: M) -> M:
@@ -333,10 +335,11 @@ def read_metrics(text: bytes, who: str, task: ScoredTask = "classes") -> Metrics
         raise UpdateRefused(f"{who} reports metrics that cannot be: {clean(str(error))}") from None
     if task == "ranked" and not metrics.ranked:  # a device of an earlier version: its scores are shares of right answers
         metrics = msgspec.structs.replace(metrics, **dict.fromkeys(OF_SCORES))
-    for name in WIDE if _cut(metrics) else ():
+    cut = _cut(metrics)
+    for name in WIDE if cut else ():
         if (value := getattr(metrics, name)) is not None and abs(value) > LARGEST:
             raise UpdateRefused(f"{who} reports metrics that cannot be: {name} = {value:.3g}, above {LARGEST:g}")
     for name, value in zip(ACCURACIES, _ACCURACIES_OF(metrics), strict=True):
         if value is not None and value < 0 and task != "regression":
             raise UpdateRefused(f"{who} reports metrics that cannot be: {name} = {value}, which only R2 can be")
-    return within_bounds(metrics)
+    return msgspec.structs.replace(metrics, **cut) if cut else metrics

@@ -57,7 +57,7 @@ class Device:
         self.options, self.shard, self.store, self.console, self.worker = options, shard, store, console, worker
         self.link = link
         self.session = session.Session(connect_timeout_s=options.connect_timeout_s, stay=options.stay)
-        self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
+        self.events = aio.Mailbox[messages.Event | BaseException](64, options.woken_by)
         self.job: OrderInProgress | None = None  # the session has one order at hand at most
         self.slot: LearnerSlot | None = None  # once there is a plan
         self.discloser = Discloser(options, shard, store, link, worker, console.say)
@@ -66,8 +66,6 @@ class Device:
         self.last_contact, self.last_progress = time.monotonic(), 0.0
         self.empty = False  # nothing of the run is left here, and the server is told
         self.tasks: set[asyncio.Task[None]] = set()
-        for event in options.woken_by:
-            self.events.put_nowait(event)
 
     def __repr__(self) -> str:
         return f"<Device {self.link.name}: {self.session}>"

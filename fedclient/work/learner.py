@@ -97,8 +97,8 @@ class Learner:
         self.part_of = shared.part_of
         chosen, blends = baselines.own_name(method, self.part_of), keep == "best"
         has_rival = chosen == "personalized" and baselines.has_common(self.part_of, configured.objective)
-        self.transforms = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
-        self.chains: dict[str, Chain] = {}  # by part
+        settings = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
+        self.transforms_of = cache(lambda part: Chain([*transforms_for(part, settings, part == SOLVED), PartEncoding()]))
         self.returns: dict[str, str] = {
             kind: plan.returns.get(kind, part.returns) for kind, part in configured.aggregators.items()
         }
@@ -358,9 +358,8 @@ class Learner:
         context = DeviceContext(
             self.name, part, order.round, encoding, change, before, self.state.owed, seed, measured=measured
         )
-        if part not in self.chains:
-            self.chains[part] = Chain([*transforms_for(part, self.transforms, beside=part == SOLVED), PartEncoding()])
-        update = self.chains[part].on_device(PartUpdate(self.name, float(self.data.train_x.shape[0]), values), context)
+        transforms = self.transforms_of(part)
+        update = transforms.on_device(PartUpdate(self.name, float(self.data.train_x.shape[0]), values), context)
         return dict(update.tensors), context.errors
 
     def finished(self) -> dict[str, Tensors]:

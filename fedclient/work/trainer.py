@@ -17,10 +17,10 @@ from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure, mean_score
-from attune.fedclient.work.objectives.base import LocalTask, Network, Objective, OnProgress, Tensors, Trained, extras_of
+from attune.fedclient.work.objectives.base import LocalTask, Network, Objective, OnProgress, Tensors, Trained, extras_of, split
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast, batches
 from attune.fedclient.work.own_loop import Data, scored, with_loop
-from attune.fedclient.work.predictors.base import Predictor
+from attune.fedclient.work.predictors.base import PlainPredictor, Predictor
 from attune.fedclient.work.private.order_noise import OrderNoise
 
 __all__ = [
@@ -145,7 +145,8 @@ class Trainer:
         """
         task = self._task(start, received, x, y, seeds, progress, cancelled, trains, round_, noise)
         trained = yield from self._looped(self.objective.work(task))
-        tensors = {name: trained.tensors[name].cpu() if task.takes(name) else value for name, value in start.items()}
+        taken = [name for name in start if task.takes(name)] if task.trains else start
+        tensors = {**start, **{name: trained.tensors[name].cpu() for name in taken}}
         return Trained(tensors, trained.loss, state=task.state)
 
     def preparing(
@@ -158,6 +159,8 @@ class Trainer:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Jobs[Tensors]:
         """Return the tensors with which the device predicts. Arguments are those of `training`."""
+        if type(self.predictor).prepare is PlainPredictor.prepare and self.hooks.train is None:
+            return split(tensors)[0]
         task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
         prepared = yield from self._looped(self.predictor.work(task))
         return {name: tensor if tensor.is_cpu else tensor.cpu() for name, tensor in prepared.items()}

@@ -133,10 +133,11 @@ class Engine:
         self._admit({client: client in founders for client in clients})
         for part, aggregator in self._by_name(solved):
             slots = {client: aggregator.slot(client) for client in clients}
+            whole = {slot: self._whole(part, slot) for slot in {slot: None for slot in slots.values() if slot is not None}}
             without = [client for client in sorted(clients) if slots[client] is None]
             self._served.generate(part, aggregator, without, self._closed)
             for client, slot in slots.items():
-                served[client][part] = self._served.generated[part, client] if slot is None else self._whole(part, slot)
+                served[client][part] = self._served.generated[part, client] if slot is None else whole[slot]
         return served
 
     def _by_name(self, solved: bool = True) -> list[tuple[PartKind, Aggregator]]:

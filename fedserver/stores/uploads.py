@@ -39,8 +39,9 @@ class Sink:
         self._who, self._hash = who, Digest()
         self._growing = spool.grow(sender, digest, size)
         try:
-            hash_span(self._growing.read_into, 0, self._growing.size, self._hash)
             self.offset = self._growing.size
+            if self.offset:
+                hash_span(self._growing.read_into, 0, self.offset, self._hash)
         except BaseException:
             self.close()
             raise
@@ -84,8 +85,9 @@ class Sink:
         try:
             self._growing.append(frame)
         finally:  # what a full disk has still taken counts
-            self._hash.update(frame[: self._growing.size - self.offset])
-            self.offset = self._growing.size
+            size = self._growing.size
+            self._hash.update(frame[: size - self.offset])
+            self.offset = size
 
 
 class Uploads:

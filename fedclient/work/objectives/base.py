@@ -180,10 +180,8 @@ class LocalTask:
             name: The tensor's name in the model.
             is_own: It is the device's own tensor under that name.
         """
-        if not self.trains:
-            return True
         is_own, name = is_own or name.startswith(PERSONAL), name.removeprefix(PERSONAL)
-        return self.kinds.get(name) in self.trains or (is_own and "personal" in self.trains)
+        return not self.trains or self.kinds.get(name) in self.trains or (is_own and "personal" in self.trains)
 
     def movable(self, tensors: Mapping[str, torch.Tensor], is_own: bool = False) -> list[str]:
         """Return the names of the tensors that can be trained and may move. `is_own` is as in `takes`.
@@ -196,7 +194,8 @@ class LocalTask:
             base = name.removeprefix(PERSONAL)
             return base in able or (base != name and base not in names)
 
-        return [name for name in tensors if learned(name) and self.takes(name, is_own)]
+        moved = [name for name in tensors if name in able or learned(name)]
+        return [name for name in moved if self.takes(name, is_own)] if self.trains else moved
 
     def mean_loss(
         self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 from msgspec import UNSET
@@ -171,7 +171,7 @@ class Stacked:
         runs = [_Run(work) for work in works]
         while waiting := [run for run in runs if run.job is not None]:
             some = _next(waiting)
-            for run, result in zip(some, self._computed(some[0].key, [cast(Job, run.job) for run in some]), strict=True):
+            for run, result in zip(some, self._computed(some[0].key, [run.job for run in some]), strict=True):
                 run.go_on(result)
         return [run.end for run in runs]
 
