@@ -215,8 +215,7 @@ class Learner:
 
     def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Return the values that the fetched blobs stand for. Errors are those of `rebuilt`."""
-        encodings = [ref.sent.encoding for ref in (*order.cold_start, *order.downloads)]
-        if not any(encodings):
+        if {ref.sent.encoding for ref in (*order.cold_start, *order.downloads)} <= {""}:
             return dict(fetched)
         here = [(ref, expected) for ref, expected in self.missing(order) if ref.digest in fetched]
         return {ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._held(ref.part)) for ref, expected in here}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import InitVar, dataclass, field
 from typing import TypeVar
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -42,8 +43,7 @@ T = TypeVar("T")
 Seeds = Callable[[str], int]  # purpose -> seed, in one order
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(msgspec.Struct, frozen=True):
     """The scores that prepared tensors give to samples x (N, ...): (index, logits) of each batch, as `Trainer.logits`."""
 
     trainer: Trainer
@@ -54,8 +54,7 @@ class Scores:
         return self.trainer.logits(self.prepared, self.x)
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class Accuracy(msgspec.Struct, frozen=True):
     """The mean score of prepared tensors on x (N, ...), y (N, ...), as `Trainer.evaluate`."""
 
     trainer: Trainer
