@@ -109,10 +109,6 @@ class InProcessServer:
 T = TypeVar("T")
 
 
-def _unheard(done: float) -> None:
-    """No-op."""
-
-
 class InlineWorker(Worker):
     """Worker that carries out one order after the other, on the thread of the event loop, which hears nothing meanwhile.
 
@@ -136,7 +132,7 @@ class InlineWorker(Worker):
 
     def silent(self, work: Work) -> Work:
         """Return the same work, which tells of no progress, and is given up when the simulation is."""
-        return work.cancelled_by(self._stopped, progress=_unheard)
+        return work.cancelled_by(self._stopped, progress=lambda done: None)
 
 
 class CohortWorker(InlineWorker):

@@ -288,14 +288,13 @@ class Updates:
         if sum([len(ref.data) for ref in update.parts]) > limit:
             raise LimitExceeded(f"{name} sent more than {limit} bytes of blobs within its update: upload them")
         for ref in update.parts:
-            if ref.data:
-                target = UploadTarget(update.order_id, ref.part, ref.digest, ref.size)
-                max_bytes = self.check(name, target)
-                blobs[ref.part] = await self._executors.disk(self._uploads.bring, name, target, max_bytes, ref.data)
-                _upload_is_whole(order_id)
-        for ref in update.parts:
             if not ref.data:
                 blobs[ref.part] = await self._executors.disk(self._uploads.take, name, ref.part, ref.digest)
+                continue
+            target = UploadTarget(update.order_id, ref.part, ref.digest, ref.size)
+            max_bytes = self.check(name, target)
+            blobs[ref.part] = await self._executors.disk(self._uploads.bring, name, target, max_bytes, ref.data)
+            _upload_is_whole(order_id)
         return blobs
 
 
