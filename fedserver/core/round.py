@@ -36,7 +36,7 @@ def step(rules: Rules, state: Round, event: events.Event, unix: float = 0.0) -> 
 
 def _passed_over_changes(before: Round, after: Round) -> tuple[events.Effect, ...]:
     """Return the effects that tell the operator which devices are passed over from now on, and which no longer."""
-    if not before.missed and not after.missed:
+    if not any(before.missed.values()) and (after.missed is before.missed or not any(after.missed.values())):
         return ()
     were, are = passed_over(before), passed_over(after)
     only_were, only_are = passed_over(before, "evaluate") - were, passed_over(after, "evaluate") - are
