@@ -74,6 +74,8 @@ def bytes_in(value: Any) -> int:
         return sum(map(bytes_in, value.values()))
     if isinstance(value, (list, tuple)):
         return sum(map(bytes_in, value))
+    if isinstance(value, msgspec.Struct):
+        return bytes_in(msgspec.structs.asdict(value))
     ours = type(value).__module__.startswith("attune") and hasattr(value, "__dict__")
     return bytes_in(list(vars(value).values())) if ours else 0
 

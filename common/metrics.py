@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -293,6 +294,8 @@ OF_SCORES = {*ACCURACIES, *(name for of in (RIVALS, KEPT_RIVALS) for one in of.v
 _BOUNDS = dict.fromkeys(WIDE, LARGEST) | {
     names.gain: LARGEST_GAIN for rivals in (RIVALS, KEPT_RIVALS) for names in rivals.values()
 }
+# Each takes values of a struct at once: one call in place of one for each.
+_ALL, _BOUNDED, _ACCURACIES_OF = attrgetter(*Metrics.__struct_fields__), attrgetter(*_BOUNDS), attrgetter(*ACCURACIES)
 
 
 def reported_by(source: Metrics) -> dict[str, Any]:
@@ -302,13 +305,21 @@ def reported_by(source: Metrics) -> dict[str, Any]:
 
 def metrics_of(source: Metrics) -> Metrics:
     """Return the metrics alone of a struct that has further fields."""
-    return Metrics(**{name: getattr(source, name) for name in Metrics.__struct_fields__})
+    return Metrics(**dict(zip(Metrics.__struct_fields__, _ALL(source), strict=True)))
+
+
+def _cut(source: Metrics) -> dict[str, float]:
+    """Return the numbers beyond their bounds, each cut to its bound."""
+    return {
+        name: math.copysign(bound, value)
+        for (name, bound), value in zip(_BOUNDS.items(), _BOUNDED(source), strict=True)
+        if value is not None and (value > bound or value < -bound)
+    }
 
 
 def within_bounds(source: M) -> M:
     """Return the struct with each gain cut to LARGEST_GAIN, and each other number to LARGEST; itself if it needs no cut."""
-    numbers = ((name, getattr(source, name), bound) for name, bound in _BOUNDS.items())
-    cut = {name: math.copysign(bound, value) for name, value, bound in numbers if value is not None and abs(value) > bound}
+    cut = _cut(source)
     return msgspec.structs.replace(source, **cut) if cut else source
 
 
@@ -324,10 +335,11 @@ def read_metrics(text: bytes, who: str, task: ScoredTask = "classes") -> Metrics
         raise UpdateRefused(f"{who} reports metrics that cannot be: {clean(str(error))}") from None
     if task == "ranked" and not metrics.ranked:  # a device of an earlier version: its scores are shares of right answers
         metrics = msgspec.structs.replace(metrics, **dict.fromkeys(OF_SCORES))
-    for name in WIDE:
+    cut = _cut(metrics)
+    for name in WIDE if cut else ():
         if (value := getattr(metrics, name)) is not None and abs(value) > LARGEST:
             raise UpdateRefused(f"{who} reports metrics that cannot be: {name} = {value:.3g}, above {LARGEST:g}")
-    for name in ACCURACIES if task != "regression" else ():
-        if (value := getattr(metrics, name)) is not None and value < 0:
+    for name, value in zip(ACCURACIES, _ACCURACIES_OF(metrics), strict=True):
+        if value is not None and value < 0 and task != "regression":
             raise UpdateRefused(f"{who} reports metrics that cannot be: {name} = {value}, which only R2 can be")
-    return within_bounds(metrics)
+    return msgspec.structs.replace(metrics, **cut) if cut else metrics

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import random
 import threading
 import time
@@ -56,7 +57,7 @@ class Device:
         self.options, self.shard, self.store, self.console, self.worker = options, shard, store, console, worker
         self.link = link
         self.session = session.Session(connect_timeout_s=options.connect_timeout_s, stay=options.stay)
-        self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
+        self.events = aio.Mailbox[messages.Event | BaseException](64, options.woken_by)
         self.job: OrderInProgress | None = None  # the session has one order at hand at most
         self.slot: LearnerSlot | None = None  # once there is a plan
         self.discloser = Discloser(options, shard, store, link, worker, console.say)
@@ -65,8 +66,6 @@ class Device:
         self.last_contact, self.last_progress = time.monotonic(), 0.0
         self.empty = False  # nothing of the run is left here, and the server is told
         self.tasks: set[asyncio.Task[None]] = set()
-        for event in options.woken_by:
-            self.events.put_nowait(event)
 
     async def run(self) -> Path | None:
         """Run until the model is kept, and return its path if it is in files.
@@ -277,7 +276,8 @@ class Device:
         left_s = max(0.0, self.options.limits.order_s - (time.monotonic() - self.job.begun))
         expired = messages.Expired(order.id)
         after_s = min(order.deadline_s or left_s, left_s)
-        self.job.deadline = asyncio.get_running_loop().call_later(after_s, lambda: self._spawn(self.events.put(expired)))
+        if after_s < math.inf:  # a simulated device has no limit
+            self.job.deadline = asyncio.get_running_loop().call_later(after_s, lambda: self._spawn(self.events.put(expired)))
 
     def _stop_job(self) -> None:
         if self.job is not None:

@@ -12,7 +12,6 @@ import errno
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -247,8 +246,8 @@ def _sample(message: object) -> Any:
 
 
 def _plain(value: Any, most: int) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        shown = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if isinstance(value, msgspec.Struct):
+        shown = msgspec.structs.asdict(value)
         json = {name: msgspec.json.decode(text) for name, text in shown.items() if text and name.endswith("_json")}
         return {name: _plain(inner, most) for name, inner in (shown | json).items() if inner not in (b"", "", None, ())}
     if isinstance(value, bytes):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from attune.common.errors import HomeMismatch, SettingError, UpdateRefused
 from attune.common.exchange.messages import SecureMember, SecureMessage

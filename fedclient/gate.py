@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import FieldInfo, fields
 
 from attune.common.errors import AttuneError, DiskFull, Forbidden, HomeMismatch, LimitExceeded, SettingError, WireError
 from attune.common.exchange.messages import Order
@@ -129,7 +129,7 @@ class PrivacyLimits:
 NO_DEMANDS = PrivacyLimits()
 
 
-T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 # Errors that name what a plan or a setting asks for. Others may quote labels, tokens, cells or gaps of the data.
 _NOT_OF_SAMPLES = (DiskFull, HomeMismatch, SettingError, WireError)
 
@@ -209,7 +209,7 @@ class Gate:
         """Return what the server is told of a shard, of which meta.json declares some facts."""
         labels, vocabulary = "classes" in declares or profile.task != "classes", "vocabulary" in declares
         declared = {"Profile.labels": labels, "Profile.vocabulary": vocabulary}
-        return only(profile, Profile, lambda field: self.allows(field, declared.get(field, False)))
+        return without(profile, refused(Profile, lambda field: self.allows(field, declared.get(field, False))))
 
     def report(self, result: OrderResult) -> OrderResult:
         """Return what the server is told of the result of an order.
@@ -218,13 +218,19 @@ class Gate:
         """
         if self._sums is not None and result.trained:
             return report_of(result)
-        if result.accuracy_constant is not None and not self.allows("Metrics.accuracy_constant"):
+        if result.accuracy_constant is not None and "accuracy_constant" in self._untold:
             above = None if result.trained else int(not result.no_better_than_constant)
             result = msgspec.structs.replace(result, above_constant=above)
-        sent = only(result, Metrics, self.allows)
+        sent = without(result, self._untold.values())
+        if self.tells_scores:
+            return sent
         paid = {field.partition(".")[2] for field, row in rows().items() if row.noise == "charged"}
-        charged = {name: value for name, value in result.noisy.items() if name in paid}
-        return sent if self.tells_scores else msgspec.structs.replace(sent, **charged)
+        return msgspec.structs.replace(sent, **{name: value for name, value in result.noisy.items() if name in paid})
+
+    @cached_property
+    def _untold(self) -> dict[str, FieldInfo]:
+        """Fields of a result that the server is not told, by name: the same for every order."""
+        return {field.name: field for field in refused(Metrics, self.allows)}
 
     def reason(self, text: str) -> str:
         """Return what the server is told of why an order failed: the text may tell of samples."""
@@ -268,21 +274,23 @@ def report_of(result: OrderResult) -> OrderResult:
     return OrderResult(order_id=result.order_id, round=result.round, trained=result.trained, samples=0)
 
 
-def only(value: T, kind: type, allows: Callable[[str], bool]) -> T:
-    """Return a struct or a message with those fields of `kind` that are allowed; the others are as if nothing was known."""
-    form: Any = msgspec.structs if issubclass(kind, msgspec.Struct) else dataclasses
-    refused = [field for field in form.fields(kind) if not allows(f"{kind.__name__}.{field.name}")]
-    empty = {field.name: type(getattr(value, field.name))() for field in refused if field.default not in (None, msgspec.UNSET)}
-    unknown = {field.name: field.default for field in refused if field.name not in empty}
-    result: T = form.replace(value, **empty, **unknown)
-    return result
+def refused(kind: type[msgspec.Struct], allows: Callable[[str], bool]) -> list[FieldInfo]:
+    """Return those fields of a struct or a message that are not allowed."""
+    return [field for field in fields(kind) if not allows(f"{kind.__name__}.{field.name}")]
+
+
+def without(value: S, hidden: Collection[FieldInfo]) -> S:
+    """Return a struct or a message without the values of these fields, as if nothing was known of them."""
+    empty = {field.name: type(getattr(value, field.name))() for field in hidden if field.default not in (None, msgspec.UNSET)}
+    unknown = {field.name: field.default for field in hidden if field.name not in empty}
+    return msgspec.structs.replace(value, **empty, **unknown)
 
 
 def with_rows(message: Any) -> Any:
     """Return a message without the fields that have no row."""
     if isinstance(message, tuple):
         return tuple(map(with_rows, message))
-    if not dataclasses.is_dataclass(message):
+    if not isinstance(message, msgspec.Struct):
         return message
-    inner = {field.name: with_rows(getattr(message, field.name)) for field in dataclasses.fields(message)}
-    return only(dataclasses.replace(message, **inner), type(message), rows().__contains__)  # type: ignore[type-var]
+    inner = {name: with_rows(value) for name, value in msgspec.structs.asdict(message).items()}
+    return without(msgspec.structs.replace(message, **inner), refused(type(message), rows().__contains__))

@@ -7,7 +7,7 @@ answers one set of survivors in a round, whatever the server asks and whenever e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
@@ -250,7 +250,7 @@ class Participant:
     def _keys(self, state: MemberState, message: SecureMessage) -> tuple[MemberState, Sequence[SecureMember]]:
         entry = self._entry(state)
         statement = keys_statement(self._secrets_of(state).occasion, entry)
-        return state, [replace(entry, signature=self._signed(state, statement))]
+        return state, [changed(entry, signature=self._signed(state, statement))]
 
     # --- exchange 2: the cohort is fixed, and each device shares its secrets
 

@@ -110,7 +110,7 @@ T = TypeVar("T")
 
 
 class InlineWorker(Worker):
-    """Worker that carries out one order after the other, on the thread of the event loop.
+    """Worker that carries out one order after the other, on the thread of the event loop, which hears nothing meanwhile.
 
     Args:
         stopped: Returns whether the work must be given up.
@@ -128,7 +128,11 @@ class InlineWorker(Worker):
         return work(*arguments)
 
     async def carry_out(self, work: Work) -> OrderResult:
-        return await super().carry_out(work.cancelled_by(self._stopped))
+        return await super().carry_out(self.silent(work))
+
+    def silent(self, work: Work) -> Work:
+        """Return the same work, which tells of no progress, and is given up when the simulation is."""
+        return work.cancelled_by(self._stopped, progress=lambda done: None)
 
 
 class CohortWorker(InlineWorker):
@@ -148,7 +152,7 @@ class CohortWorker(InlineWorker):
 
     async def carry_out(self, work: Work) -> OrderResult:
         begun: asyncio.Future[Future[OrderResult]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((work.cancelled_by(self._stopped), begun))
+        self._waiting.append((self.silent(work), begun))
         self.answered()
         return await result_of(await begun)
 
@@ -208,13 +212,15 @@ class LocalServer(Protocol):
         """Return whether the update counts."""
 
 
-@contextlib.contextmanager
-def _breaking() -> Iterator[None]:
-    """Turn errors that stand for a failing transport into Broken during the block."""
-    try:
-        yield
-    except (ConnectionError, Unreachable) as error:
-        raise Broken(f"lost the server ({error})", connecting=isinstance(error, ConnectionRefusedError)) from None
+class _Breaking:
+    """A block in which errors that stand for a failing transport turn into Broken."""
+
+    def __enter__(self) -> None:
+        """No-op."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (ConnectionError, Unreachable)):
+            raise Broken(f"lost the server ({error})", connecting=isinstance(error, ConnectionRefusedError)) from None
 
 
 @cache
@@ -240,13 +246,13 @@ class LocalLink:
 
     async def control(self, hello: Hello, handle: Handle) -> NoReturn:
         self._said = asyncio.Queue(SAID)
-        with _breaking():
+        with _Breaking():
             stream = await self._server.connect(self.name, hello)
         speaking = asyncio.create_task(self._speak(self._said))
         try:
             self.open.set()
             await handle(StreamOpened())
-            with _breaking():
+            with _Breaking():
                 while (message := await stream.next()) is not None:
                     if isinstance(message, Welcome):
                         self.inline_bytes = message.inline_bytes
@@ -301,7 +307,7 @@ class LocalLink:
                 self._said.put_nowait((order_id, what))
 
     async def read(self, digest: str, offset: int, take: Callable[[bytes], None]) -> None:
-        with _breaking():
+        with _Breaking():
             async for frame in self._server.download(self.name, digest, offset):
                 take(frame)
 
@@ -312,17 +318,17 @@ class LocalLink:
         return False
 
     async def upload_offset(self, target: UploadTarget) -> int:
-        with _breaking():
+        with _Breaking():
             return await self._server.upload_offset(self.name, target)
 
     async def upload(self, target: UploadTarget, frames: Iterator[bytes]) -> None:
-        with _breaking():
+        with _Breaking():
             received = await self._server.upload(self.name, target, frames)
         if received < target.size:
             raise Broken(f"the server has {received} of {target.size} bytes")
 
     async def submit(self, update: Update) -> bool:
-        with _breaking():
+        with _Breaking():
             return await self._server.submit(self.name, update)
 
     async def renew(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -78,6 +78,11 @@ class MemoryBlobs(CheckedBlobs):
             if not self._holders[digest]:
                 del self._holders[digest], self._content[digest]
 
+    def held(self, name: str) -> Blob | None:
+        """Return the blob of this name; None: there is none."""
+        digest = self._digests.get(name)
+        return None if digest is None else Blob(name, digest, len(self._content[digest]))
+
     def keep(self, blob: Blob, name: str) -> Blob:
         self.sync(blob)
         known = self._known.get(blob.name)
@@ -95,9 +100,8 @@ class MemoryBlobs(CheckedBlobs):
 
     def names(self, prefix: str) -> list[str]:
         with self._lock:
-            first = bisect.bisect_left(self._sorted, prefix)  # islice would pass all names before it
-            rest = (self._sorted[place] for place in range(first, len(self._sorted)))
-            return list(itertools.takewhile(lambda name: name.startswith(prefix), rest))
+            first = bisect.bisect_left(self._sorted, prefix)
+            return self._sorted[first : bisect.bisect_right(self._sorted, prefix + chr(sys.maxunicode), first)]
 
     def remove(self, names: Sequence[str]) -> None:
         with self._lock:
@@ -146,11 +150,12 @@ class MemorySpool:
             if name in self._open:
                 raise UploadBusy(f"an upload to {name} is open already; close it, then go on")
             self._open.add(name)
-            sealed = self.sealed(sender, digest)
+            sealed = self._blobs.held(f"{name}{SEALED}")
             if sealed is not None and sealed.size == size:
                 data = bytearray(self._blobs.get(sealed.name))
             else:
-                self._blobs.remove([f"{name}{SEALED}"])
+                if sealed is not None:
+                    self._blobs.remove([sealed.name])
                 data = self._uploads.get(name, bytearray())
             self._uploads[name] = data = data if len(data) <= size else bytearray()
         return _MemoryUpload(self, self._blobs, name, digest, data)
@@ -166,18 +171,16 @@ class MemorySpool:
         return len(self._uploads.get(upload_name(sender, digest), b"")) if sealed is None else sealed.size
 
     def sealed(self, sender: str, digest: str) -> Blob | None:
-        return next((blob for blob in self._sealed(f"{upload_name(sender, digest)}{SEALED}")), None)
+        return self._blobs.held(f"{upload_name(sender, digest)}{SEALED}")
 
     def all_sealed(self) -> list[Blob]:
-        return self._sealed(UPLOADS)
-
-    def _sealed(self, prefix: str) -> list[Blob]:
-        names = sealed_among(self._blobs.names(prefix))
+        names = sealed_among(self._blobs.names(UPLOADS))
         return [Blob(name, digest, len(self._blobs.get(name))) for name, digest in names]
 
     def keep_only(self, sender: str, digest: str) -> None:
         name, prefix = upload_name(sender, digest), f"{UPLOADS}{sender}."
-        self._blobs.remove([other for other in self._blobs.names(prefix) if other != f"{name}{SEALED}"])
+        if others := [other for other in self._blobs.names(prefix) if other != f"{name}{SEALED}"]:
+            self._blobs.remove(others)
         self._uploads = {other: data for other, data in self._uploads.items() if other == name or not other.startswith(prefix)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from attune.common.methods.registry import AUTO
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
 from attune.fedclient.gate import PrivacyLimits
+from attune.fedclient.limits import OrderLimits
 from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind, Evaluate, Hooks, Train
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES, ExecutorName
@@ -168,6 +170,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         allow_plugins=installed(),
         disclose=("statistics", "sums", *masked),  # all devices are the caller's own
         privacy=PrivacyLimits(metrics="all"),
+        limits=OrderLimits(order_s=math.inf),
         simulated=True,
         hooks=Hooks(train, evaluate),
     )

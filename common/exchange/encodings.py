@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import replace
 
 from attune.common.exchange.transform import ArrivalContext, DeviceContext, PartUpdate, Unchanged
 from attune.common.wire import int8, planes
@@ -185,6 +186,8 @@ class PartEncoding(Unchanged):
     name = "encoding"
 
     def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
+        if not context.encoding:
+            return update
         base = None if context.change else context.before
         written = encode(update.tensors, context.encoding, base, context.owed)
         context.errors |= written.errors

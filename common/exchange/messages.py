@@ -7,10 +7,10 @@ that an error names the peer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from attune.common.errors import SettingError
 from attune.common.plan import Profile
@@ -20,8 +20,7 @@ from attune.common.text import clean, from_json
 WorkName = Literal["train", "evaluate"]
 
 
-@dataclass(frozen=True)
-class BlobRef:
+class BlobRef(msgspec.Struct, frozen=True):
     """One part's tensors, named by the digest of their bytes.
 
     version: of an order, how many rounds were closed when the value was made; of an update, the version that its training
@@ -45,15 +44,14 @@ class BlobRef:
     @property
     def whole(self) -> BlobRef:
         """The same value, without a smaller form."""
-        return replace(self, smaller=None, base="")
+        return replace(self, smaller=None, base="") if self.smaller else self
 
     def carrying(self, data: bytes) -> BlobRef:
         """Return the reference with the bytes of what is sent in it."""
         return replace(self, smaller=replace(self.smaller, data=data)) if self.smaller else replace(self, data=data)
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """One piece of work for one device. The id is the same after a restart of either side."""
 
     id: str
@@ -64,13 +62,11 @@ class Order:
     cold_start: tuple[BlobRef, ...] = ()  # what a device without history is served, to compare with
     trains: tuple[str, ...] = ()  # kinds of tensors that move in training; empty: all
     deadline_s: float = 0.0  # left when the order was sent; 0: none
-    encodings: Mapping[str, str] = field(
-        default_factory=dict
-    )  # part -> encoding of what is handed in; a part without one is plain
+    encodings: Mapping[str, str] = {}  # part -> encoding of what is handed in; a part without one is plain
     # Shares of models, as other devices found them: of those in CHOICES, and of the fitted ones among themselves.
-    prior: Mapping[str, float] = field(default_factory=dict)
+    prior: Mapping[str, float] = {}
     # Where devices keep their embeddings: the round of this device's last update that counted -> the weight of all its updates.
-    counted: Mapping[int, float] = field(default_factory=dict)
+    counted: Mapping[int, float] = {}
 
     @property
     def whole(self) -> Order:
@@ -87,8 +83,7 @@ class Order:
         return replace(self, downloads=downloads, cold_start=cold_start)
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(msgspec.Struct, frozen=True):
     """A device's answer to an order. Its blobs were uploaded before, or (small ones) travel in it."""
 
     order_id: str
@@ -98,15 +93,13 @@ class Update:
     attempt: int = 0  # of secure aggregation, whose keys mask the parts; 0: they are not masked
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True):
     """The server's answer to an update. late: why it does not count; empty: it is durable and counts."""
 
     late: str = ""
 
 
-@dataclass(frozen=True)
-class UploadTarget:
+class UploadTarget(msgspec.Struct, frozen=True):
     """One blob of an update on its way: `size` bytes with this digest, as one part of the answer to the order."""
 
     order_id: str
@@ -116,43 +109,41 @@ class UploadTarget:
     offset: int = 0  # where this stream of bytes starts
 
 
-@dataclass(frozen=True)
-class DirectUpload:
+class DirectUpload(msgspec.Struct, frozen=True):
     """A blob that a device writes to the S3 store itself. part_digests: the SHA-256 of each part of DIRECT_PART_BYTES."""
 
     target: UploadTarget
     part_digests: tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
-class SignedUrl:
+class SignedUrl(msgspec.Struct, frozen=True):
     """An address of the S3 store that is good for one transfer. It is a secret.
 
     offset: of an upload, where the part begins. Without an address: the size of the blob if all of it is here, else 0.
     """
 
-    url: str = field(default="", repr=False)
+    url: str = ""
     offset: int = 0
 
+    def __repr__(self) -> str:
+        return f"SignedUrl(offset={self.offset})"
 
-@dataclass(frozen=True)
-class DownloadRequest:
+
+class DownloadRequest(msgspec.Struct, frozen=True):
     """A blob that the device was offered, from this offset on."""
 
     digest: str
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class EnrolRequest:
+class EnrolRequest(msgspec.Struct, frozen=True):
     """Request of a device for its first certificate. csr_der: PKCS#10."""
 
     name: str
     csr_der: bytes
 
 
-@dataclass(frozen=True)
-class IssuedCertificate:
+class IssuedCertificate(msgspec.Struct, frozen=True):
     """A device's certificate, the authority's, and the name under which the server knows the device."""
 
     certificate_pem: bytes
@@ -163,15 +154,13 @@ class IssuedCertificate:
 # --- the control stream
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True):
     """A sign of life of a side that has nothing else to say. every_s: the pace that is kept."""
 
     every_s: float
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(msgspec.Struct, frozen=True):
     """A device's first message on every stream. The defaults are what this version can do."""
 
     software: str  # name and version, for the operator
@@ -181,16 +170,14 @@ class Hello:
     protocol: int = PROTOCOL
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """Progress of a device with its order. done: share of the work, 0 to 1."""
 
     order_id: str
     done: float
 
 
-@dataclass(frozen=True)
-class Trouble:
+class Trouble(msgspec.Struct, frozen=True):
     """Report of a device that cannot carry out an order; without an order id, it takes no part in the run."""
 
     order_id: str
@@ -200,8 +187,7 @@ class Trouble:
 ExchangeName = Literal["keys", "shares", "masked", "survivors", "unmasking"]
 
 
-@dataclass(frozen=True)
-class SecureMember:
+class SecureMember(msgspec.Struct, frozen=True):
     """Facts of one device in a message of secure aggregation; what a message does not need is empty.
 
     Attributes:
@@ -218,7 +204,10 @@ class SecureMember:
     share_key: bytes = b""
     certificate: bytes = b""
     signature: bytes = b""
-    secret: bytes = field(default=b"", repr=False)
+    secret: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"SecureMember({self.name!r})"
 
 
 class FixedSurvivors(msgspec.Struct, frozen=True):
@@ -237,8 +226,7 @@ class FixedSurvivors(msgspec.Struct, frozen=True):
     survivors: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class SecureMessage:
+class SecureMessage(msgspec.Struct, frozen=True):
     """One message of secure aggregation, to a device or from it (attune.common.secure).
 
     Attributes:
@@ -263,8 +251,7 @@ class SecureMessage:
         return self.order_id.removeprefix(STATISTICS_ORDER) if self.order_id.startswith(STATISTICS_ORDER) else ""
 
 
-@dataclass(frozen=True)
-class StatisticsRequest:
+class StatisticsRequest(msgspec.Struct, frozen=True):
     """Question for statistics of a device's data (attune.common.site_statistics).
 
     Attributes:
@@ -282,8 +269,7 @@ class StatisticsRequest:
     noisy_json: bytes = b""
 
 
-@dataclass(frozen=True)
-class StatisticsReport:
+class StatisticsReport(msgspec.Struct, frozen=True):
     """Answer of a device to a question for statistics.
 
     Attributes:
@@ -299,22 +285,19 @@ class StatisticsReport:
     masked: bytes = b""
 
 
-@dataclass(frozen=True)
-class UnitReport:
+class UnitReport(msgspec.Struct, frozen=True):
     """How a device's columns fit the ranges in the plan's schema: a UnitVerdict (common.schema) by column."""
 
     verdicts: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Description:
+class Description(msgspec.Struct, frozen=True):
     """Moments of a device's data, where embeddings start from descriptions; empty: the device says nothing."""
 
     moments: tuple[float, ...]  # common.models.feature_mean
 
 
-@dataclass(frozen=True)
-class Welcome:
+class Welcome(msgspec.Struct, frozen=True):
     """The plan that the federation has fixed, and what the server accepts.
 
     waits: whether an update may be submitted before all its blobs have arrived. direct: address of the S3 store with which
@@ -327,15 +310,13 @@ class Welcome:
     direct: str = ""
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True):
     """Message for the person at the device."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Farewell:
+class Farewell(msgspec.Struct, frozen=True):
     """End of the run: the last state is durable and evaluated, so the device saves its model and disconnects."""
 
     text: str

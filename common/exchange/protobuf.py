@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+from msgspec.structs import replace
 
 from attune.common.exchange.messages import (
     Beat,
@@ -93,7 +95,7 @@ class Shape:
 
     @cached_property
     def _fields(self) -> list[str]:
-        return [one.name for one in fields(self.kind) if one.name not in self.apart]
+        return [name for name in self.kind.__struct_fields__ if name not in self.apart]
 
     def written(self, message: Any, **more: Any) -> Any:
         """Return the message as protobuf has it; `more`: the fields apart."""

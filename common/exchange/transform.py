@@ -10,10 +10,10 @@ No torch here: the server reads which transforms a federation has, and what each
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, TypeGuard
 
 import msgspec
+from msgspec.structs import replace
 
 from attune.common.errors import UpdateRefused
 
@@ -29,8 +29,7 @@ class NotASum(ArithmeticError):
     """Unmasked numbers that cannot be the sum of a cohort: a device has handed in something else than it should."""
 
 
-@dataclass(frozen=True)
-class PartUpdate:
+class PartUpdate(msgspec.Struct, frozen=True):
     """One part of one device's update; `tensors` may be read or computed at each access."""
 
     client: str
@@ -38,7 +37,7 @@ class PartUpdate:
     tensors: Mapping[str, Tensor]
     absent: int = 0  # how many more of its cohort have no vote
     fresh: float = 1.0  # weight by its staleness for the other devices, where values are handed in (buffered rounds)
-    facts: Mapping[str, float] = field(default_factory=dict)  # what transforms found out when it arrived, such as "norm"
+    facts: Mapping[str, float] = {}  # what transforms found out when it arrived, such as "norm"
     members: tuple[str, ...] = ()  # of an exact sum of several devices: their names
 
     @property
@@ -48,9 +47,9 @@ class PartUpdate:
         Raises:
             UpdateRefused: The update is sealed.
         """
-        if isinstance(self.tensors, SealedTensors):
+        if is_sealed(self.tensors):
             self.tensors.refuse()
-        return cast("TensorSource", self.tensors)
+        return self.tensors  # type: ignore[return-value]  # on the server they are lazy; a cast would be another call
 
     def sealed(self, by: str) -> PartUpdate:
         """Return the update as one that only the transform `by` can read: alone, its values mean nothing."""
@@ -86,8 +85,12 @@ class SealedTensors(Mapping[str, "Tensor"]):
         return self._tensors
 
 
-@dataclass(frozen=True)
-class Cohort:
+def is_sealed(tensors: Mapping[str, Tensor]) -> TypeGuard[SealedTensors]:
+    """Return whether only the sum of a cohort can be read. isinstance would ask Mapping, which takes three calls."""
+    return type(tensors) is SealedTensors
+
+
+class Cohort(msgspec.Struct, frozen=True):
     """A round's updates of one part.
 
     A transform may replace all updates by a single one that stands for their sum: its weight is the sum of the weights, and
@@ -111,8 +114,7 @@ def above(part: str, reach: float) -> str:
     return f"{part} above {reach:g}"
 
 
-@dataclass
-class DeviceContext:
+class DeviceContext(msgspec.Struct):
     """Facts that a transform may use on the device.
 
     Attributes:
@@ -132,12 +134,11 @@ class DeviceContext:
     before: Mapping[str, Tensor] | None
     owed: Mapping[str, Tensor]
     seed: Callable[[str], int]
-    errors: dict[str, Tensor] = field(default_factory=dict)
-    measured: Mapping[str, float] = field(default_factory=dict)
+    errors: dict[str, Tensor] = {}
+    measured: Mapping[str, float] = {}
 
 
-@dataclass
-class ArrivalContext:
+class ArrivalContext(msgspec.Struct):
     """Facts that a transform may use when an update arrives at the server.
 
     Attributes:
@@ -158,8 +159,8 @@ class ArrivalContext:
     before: TensorSource | None
     served: bool
     max_norm: float = 0.0
-    facts: dict[str, float] = field(default_factory=dict)
-    at_end: list[Callable[[], None]] = field(default_factory=list)
+    facts: dict[str, float] = {}
+    at_end: list[Callable[[], None]] = []
 
     def end(self) -> None:
         """Run the checks that need the whole update, such as the one of its norm."""
@@ -178,8 +179,7 @@ class MaskRemover(Protocol):
         """Return what must be added to the sum of a part's tensor, (size,) uint32; `tensor` is its number in the part."""
 
 
-@dataclass
-class RoundContext:
+class RoundContext(msgspec.Struct):
     """Facts that a transform may use when a cohort is aggregated.
 
     Attributes:
@@ -199,13 +199,13 @@ class RoundContext:
     round: int
     before: Callable[[str], TensorSource | None]
     votes: bool = True
-    bounded: dict[str, float] = field(default_factory=dict)
-    without_vote: set[str] = field(default_factory=set)
-    norms: dict[str, float] = field(default_factory=dict)
+    bounded: dict[str, float] = {}
+    without_vote: set[str] = set()
+    norms: dict[str, float] = {}
     unmasking: MaskRemover | None = None
     inputs: tuple[str, ...] = ()
     attempt: int = 0
-    manifest: Manifest = field(default_factory=dict)
+    manifest: Manifest = {}
 
 
 class Transform(Protocol):

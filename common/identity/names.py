@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from functools import lru_cache
 
 from attune.common.errors import SettingError
 
@@ -39,6 +40,7 @@ def has_letters_of_names(text: str) -> bool:
     return all(map(_allowed, text))
 
 
+@lru_cache(maxsize=1 << 12)
 def _allowed(letter: str) -> bool:
     return letter in "._-" or unicodedata.category(letter) in (*_BASE, *_MARKS)
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.registry import SecureSumSettings

@@ -11,10 +11,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from typing_extensions import Self
 
 from attune.common.durable import disk_errors, sync_with_name
@@ -28,8 +28,7 @@ FIRST_BYTES = 1 << 16
 LEAST_BYTES = 1 << 14
 
 
-@dataclass(frozen=True)
-class Blob:
+class Blob(msgspec.Struct, frozen=True):
     """Reference to immutable bytes.
 
     Attributes:
@@ -194,21 +193,20 @@ class Buffer:
         return f"Buffer({self.name}, {self.size} bytes)"
 
     def read(self, offset: int, count: int) -> bytes:
-        return bytes(self._open()[offset : offset + count])
+        if self._data is None:
+            raise OSError(errno.EBADF, "Bad file: closed", self.name)
+        return bytes(self._data[offset : offset + count])
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        data = self._open()[offset : offset + len(target)]
-        if len(data) < len(target):
-            raise Truncated(f"{self.name}: ends {len(target) - len(data)} bytes too early")
-        target[:] = data
+        end = offset + len(target)
+        if end > self.size:
+            raise Truncated(f"{self.name}: ends {end - self.size} bytes too early")
+        if self._data is None:
+            raise OSError(errno.EBADF, "Bad file: closed", self.name)
+        target[:] = self._data[offset:end]
 
     def close(self) -> None:
         self._data = None
-
-    def _open(self) -> memoryview:
-        if self._data is None:
-            raise OSError(errno.EBADF, "Bad file: closed", self.name)
-        return self._data
 
 
 def check_space(path: Path, needed_bytes: int) -> None:
@@ -268,6 +266,15 @@ def digest_in(source: Readable) -> str:
     digest = Digest()
     hash_span(source.read_into, 0, source.size, digest)
     return digest.text
+
+
+def all_bytes(source: Path | Readable) -> bytes:
+    """Return the bytes of a small source, and close it."""
+    opened = LocalFile(source) if isinstance(source, Path) else source
+    try:
+        return opened.read(0, opened.size)
+    finally:
+        opened.close()
 
 
 def read_frames(source: Path | Readable, offset: int, frame_bytes: Callable[[], int] = lambda: FRAME_BYTES) -> Iterator[bytes]:

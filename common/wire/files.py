@@ -13,7 +13,7 @@ from typing_extensions import Self
 from attune.common.durable import replaced
 from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, Target, hash_span
 from attune.common.wire.digest import Digest, digest_of
-from attune.common.wire.header import LENGTH_BYTES, Limits, Opened, TensorSpec, header_bytes, layout_in, layout_of
+from attune.common.wire.header import ITEM_BYTES, LENGTH_BYTES, Limits, Opened, TensorSpec, header_bytes, layout_in, layout_of
 from attune.common.wire.malformed import DigestMismatch, Malformed
 from attune.common.wire.tensors import (
     DTYPES,
@@ -131,6 +131,12 @@ def write_tensors(where: Path | Callable[[int], Target], tensors: Mapping[str, t
     return _write_all(where, tensors)
 
 
+def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the blob that `write_tensors` would make, in memory."""
+    layout = layout_of(manifest_of(tensors))
+    return b"".join([layout.header, *[bytes_of(tensors[name]) for name in layout.manifest]])
+
+
 def digest_of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the digest of the blob that `write_tensors` would make."""
     layout, digest = layout_of(manifest_of(tensors)), Digest()
@@ -214,10 +220,11 @@ class TensorFile(Opened[torch.Tensor], TensorSource):
         self._fill(out_N, name, 0)
 
     def _fill(self, tensor_N: torch.Tensor, name: str, start: int) -> None:
-        if tensor_N.numel():
-            raw_B = tensor_N.view(torch.uint8)
-            self._source.read_into(raw_B.numpy().data, self._layout.spans[name][0] + start * tensor_N.element_size())
-            check_boolean(name, self._layout.manifest[name], raw_B, self._name)
+        if tensor_N.shape[0]:
+            raw_B, spec = tensor_N.view(torch.uint8), self._layout.manifest[name]
+            self._source.read_into(raw_B.numpy().data, self._layout.spans[name][0] + start * ITEM_BYTES[spec.dtype])
+            if spec.dtype == "BOOL":
+                check_boolean(name, spec, raw_B, self._name)
 
 
 def read_tensors(where: Path | Readable, limits: Limits | None = None, digest: str | None = None) -> Tensors:

@@ -18,13 +18,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from typing_extensions import Self
 
 from attune.common.errors import LimitExceeded
 from attune.common.wire.blobs import LocalFile, Readable
 from attune.common.wire.malformed import Malformed
 
-LENGTH_BYTES = 8
+LENGTH_BYTES, FIRST_BYTES = 8, 4096  # of what is read first: it has most headers whole
 ITEM_BYTES = {  # in the order of the file
     "U64": 8, "I64": 8, "F64": 8, "F32": 4, "U32": 4, "I32": 4, "BF16": 2, "F16": 2, "U16": 2, "I16": 2, "I8": 1, "U8": 1,
     "BOOL": 1,
@@ -50,8 +51,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # controls, and lone surrogates, which JSON can spell
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(msgspec.Struct, frozen=True):
     """Dtype and shape of a tensor. `dtype` is safetensors' name for it, a key of ITEM_BYTES."""
 
     dtype: str
@@ -65,8 +65,7 @@ class TensorSpec:
 Manifest = dict[str, TensorSpec]
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Limits for accepted blobs. Reading a header takes at most 8 times its bytes plus 1.5 KiB * max_tensors of memory."""
 
     max_blob_bytes: int = 1 << 40
@@ -341,11 +340,14 @@ class Opened(ByManifest[T]):
             raise
 
     def _read_layout(self, limits: Limits) -> Layout:
-        size = self._source.size
-        length = header_bytes(self._source.read(0, LENGTH_BYTES), size, limits, self._name)
-        text = bytearray(length)
-        self._source.read_into(memoryview(text), LENGTH_BYTES)
-        return parse_header(bytes(text), size, limits, self._name)
+        size, first = self._source.size, self._source.read(0, FIRST_BYTES)
+        length = header_bytes(first[:LENGTH_BYTES], size, limits, self._name)
+        text = first[LENGTH_BYTES : LENGTH_BYTES + length]
+        if len(text) < length:
+            rest = bytearray(length)
+            self._source.read_into(memoryview(rest), LENGTH_BYTES)
+            text = bytes(rest)
+        return parse_header(text, size, limits, self._name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._name}, {len(self)} tensors, {self._layout.size} bytes)"

@@ -206,6 +206,8 @@ def check_manifest(actual: Mapping[str, TensorSpec], expected: Mapping[str, Tens
     Raises:
         Malformed: missing-tensor, unexpected-tensor, wrong-dtype or wrong-shape; the message names `who` and the first tensor.
     """
+    if actual == expected:
+        return
     if missing := sorted(expected.keys() - actual.keys()):
         raise Malformed("missing-tensor", f"{who}: {_first(missing)} missing; both sides must run the same model")
     if unexpected := sorted(actual.keys() - expected.keys()):

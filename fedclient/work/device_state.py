@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from itertools import chain
 
+import msgspec
+from msgspec.structs import replace
 from torch import Tensor
 
 from attune.common.errors import HomeMismatch
@@ -23,8 +25,7 @@ RECEIVED, LOCAL, TRAINED, OWED, EMBEDDING = "received", "local", "trained", "owe
 LOOP, LOOP_LOCAL, GIVEN = "loop", "loop-local", "given"
 
 
-@dataclass(frozen=True)
-class DeviceState:
+class DeviceState(msgspec.Struct, frozen=True):
     """State of a device after an order. It is never changed in place, so an order that is given up leaves no trace.
 
     Attributes:
@@ -44,12 +45,12 @@ class DeviceState:
     received: Tensors
     embedding: Embedding | None = None
     trained: Tensors | None = None
-    owed: Tensors = field(default_factory=dict)
+    owed: Tensors = {}
     local: Tensors | None = None
-    solved: Tensors = field(default_factory=dict)
-    given: Tensors = field(default_factory=dict)
-    loop: Mapping[str, Tensor] = field(default_factory=dict)
-    loop_local: Mapping[str, Tensor] = field(default_factory=dict)
+    solved: Tensors = {}
+    given: Tensors = {}
+    loop: Mapping[str, Tensor] = {}
+    loop_local: Mapping[str, Tensor] = {}
 
     def restored(self, orders: OrderStore, newest: OrderResult) -> tuple[DeviceState, bool]:
         """Return the state after a committed order, and whether the store has the values that were served last.
@@ -128,7 +129,7 @@ class DeviceState:
         }
 
     def all_tensors(self) -> Iterator[Tensor]:
-        """Yield every tensor that the device holds in memory."""
+        """Return every tensor that the device holds in memory."""
         network = self.embedding.network if self.embedding else {}
-        for tensors in (self.theta, self.received, network, self.local or {}, self.trained or {}, self.owed):
-            yield from tensors.values()
+        sets = (self.theta, self.received, network, self.local or {}, self.trained or {}, self.owed)
+        return chain.from_iterable([tensors.values() for tensors in sets if tensors])

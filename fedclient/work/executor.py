@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from attune.common.plan import Plan, Scale
 
@@ -39,8 +41,7 @@ class Job(Protocol):
 Jobs = Generator[Job, Any, T]  # that return a T
 
 
-@dataclass(frozen=True)
-class FailedWork:
+class FailedWork(msgspec.Struct, frozen=True):
     """The error with which work ended, in place of a result."""
 
     error: Exception
@@ -105,8 +106,7 @@ class AnyLearner(Protocol):
     def let_go(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """An order whose values are all here.
 
     Attributes:
@@ -120,7 +120,7 @@ class Work:
 
     learner: AnyLearner
     order: Order
-    fetched: Mapping[str, Tensors] = field(default_factory=dict)
+    fetched: Mapping[str, Tensors] = {}
     bytes_down: int = 0
     progress: OnProgress = lambda done: None
     cancelled: Callable[[], bool] = lambda: False
@@ -129,9 +129,9 @@ class Work:
         """Carry it out now. Raises what the learner's carry_out raises."""
         return self.learner.carry_out(self)
 
-    def cancelled_by(self, stopped: Callable[[], bool]) -> Work:
-        """Return the same work, which is given up as well when `stopped` turns true."""
-        return replace(self, cancelled=lambda: stopped() or self.cancelled())
+    def cancelled_by(self, stopped: Callable[[], bool], **changes: Any) -> Work:
+        """Return the same work, with some changes, which is given up as well when `stopped` turns true."""
+        return replace(self, cancelled=lambda: stopped() or self.cancelled(), **changes)
 
 
 class Executor(Protocol):
@@ -157,12 +157,28 @@ def _carried_out(work: Work) -> Future[OrderResult]:
 
 def done(outcome: OrderResult | Exception) -> Future[OrderResult]:
     """Return a future that is done, with this result or error."""
-    future: Future[OrderResult] = Future()
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
-    return future
+    return _Done(outcome)
+
+
+class _Done(Future["OrderResult"]):
+    """A future without the locks by which threads wait for another one."""
+
+    def __init__(self, outcome: OrderResult | Exception) -> None:
+        self._outcome = outcome
+
+    def __repr__(self) -> str:
+        return f"_Done({self._outcome!r})"
+
+    def done(self) -> bool:
+        return True
+
+    def result(self, timeout: float | None = None) -> OrderResult:
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        return self._outcome if isinstance(self._outcome, Exception) else None
 
 
 async def result_of(future: Future[OrderResult]) -> OrderResult:

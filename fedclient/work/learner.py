@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Literal
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from attune.common import hardware
 from attune.common.errors import Forbidden, NoModel
@@ -98,7 +98,8 @@ class Learner:
         self.part_of = shared.part_of
         chosen, blends = baselines.own_name(method, self.part_of), keep == "best"
         has_rival = chosen == "personalized" and baselines.has_common(self.part_of, configured.objective)
-        self.transforms = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
+        settings = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
+        self.transforms_of = cache(lambda part: Chain([*transforms_for(part, settings, part == SOLVED), PartEncoding()]))
         self.returns: dict[str, str] = {
             kind: plan.returns.get(kind, part.returns) for kind, part in configured.aggregators.items()
         }
@@ -139,9 +140,12 @@ class Learner:
     @property
     def size_bytes(self) -> int:
         """Bytes of the samples and of the models' tensors, roughly what it holds in memory."""
-        samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
-        held = (*samples, *self.state.all_tensors())
-        return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in held}.values())
+        held = (*self._samples, *self.state.all_tensors())
+        return sum([tensor.nbytes for tensor in dict(zip(map(id, held), held, strict=True)).values()])
+
+    @cached_property
+    def _samples(self) -> list[torch.Tensor]:
+        return [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
         """Return the missing values of an order, as Holdings.missing."""
@@ -209,6 +213,8 @@ class Learner:
 
     def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Return the values that the fetched blobs stand for. Errors are those of `rebuilt`."""
+        if {ref.sent.encoding for ref in (*order.cold_start, *order.downloads)} <= {""}:
+            return dict(fetched)
         here = [(ref, expected) for ref, expected in self.missing(order) if ref.digest in fetched]
         return {ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._held(ref.part)) for ref, expected in here}
 
@@ -234,8 +240,8 @@ class Learner:
             own_choice=self.evaluation.own_choice,
             task="ranked" if ranked else self.plan.task,
             ranked=1 if ranked else None,
-            samples=len(self.data.train_x),
-            test_samples=len(self.data.test_x),
+            samples=self.data.train_x.shape[0],
+            test_samples=self.data.test_x.shape[0],
             accuracy_constant=self.evaluation.constant,
             bytes_down=work.bytes_down,
             served=dict(served),
@@ -349,8 +355,8 @@ class Learner:
         context = DeviceContext(
             self.name, part, order.round, encoding, change, before, self.state.owed, seed, measured=measured
         )
-        chain = Chain([*transforms_for(part, self.transforms, beside=part == SOLVED), PartEncoding()])
-        update = chain.on_device(PartUpdate(self.name, float(len(self.data.train_x)), values), context)
+        transforms = self.transforms_of(part)
+        update = transforms.on_device(PartUpdate(self.name, float(self.data.train_x.shape[0]), values), context)
         return dict(update.tensors), context.errors
 
     def finished(self) -> dict[str, Tensors]:

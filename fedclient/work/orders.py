@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,8 +15,9 @@ from attune.common.errors import Forbidden, WireError
 from attune.common.exchange.encodings import decoded
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.protocol import ENCODINGS, RELATIVE
-from attune.common.wire.blobs import Blob, Buffer, Readable
-from attune.common.wire.files import digest_of_tensors, write_tensors
+from attune.common.wire.blobs import Buffer, Readable
+from attune.common.wire.digest import digest_of
+from attune.common.wire.files import digest_of_tensors, tensor_bytes
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import Tensors as ReadTensors
 from attune.common.wire.tensors import manifest_of
@@ -28,8 +28,7 @@ SECRET_BYTES = 32
 FITTED_BYTES = 512 << 20  # of fitted models that a process keeps in memory
 
 
-@dataclass(frozen=True)
-class Holdings:
+class Holdings(msgspec.Struct, frozen=True):
     """Digests and manifests of what a device holds. Without tensors, so that a learner in another process can send them.
 
     Attributes:
@@ -239,7 +238,7 @@ class MemoryOrders:
         self._newest: OrderResult | None = None
         self._state: Tensors = {}
         self._beside: dict[str, Tensors] = {}
-        self._blobs: dict[str, bytearray] = {}
+        self._blobs: dict[str, bytes] = {}
         self._secure_state = b""
         self._secret = os.urandom(SECRET_BYTES)
 
@@ -269,11 +268,9 @@ class MemoryOrders:
     ) -> OrderResult:
         blobs, handed_in = {}, []
         for name, tensors in parts.items():
-            made = _BlobInMemory(name)
-            blob = write_tensors(made.begin, tensors)
-            blobs[name] = made.data
-            handed_in.append(Part(name, blob.digest, blob.size, result.versions.get(name, 0)))
-        bytes_up = sum(part.size for part in handed_in)
+            blobs[name] = data = tensor_bytes(tensors)
+            handed_in.append(Part(name, digest_of(data), len(data), result.versions.get(name, 0)))
+        bytes_up = sum(map(len, blobs.values()))
         self._newest = msgspec.structs.replace(result, parts=tuple(handed_in), bytes_up=bytes_up)
         self._state, self._beside = dict(state), {what: dict(tensors) for what, tensors in beside.items()}
         self._blobs = blobs
@@ -297,26 +294,3 @@ class MemoryOrders:
     def adopt(self, other: MemoryOrders) -> None:
         """Continue from a copy, as OrderStore.adopt."""
         self._newest, self._state, self._beside, self._blobs = other._newest, other._state, other._beside, other._blobs
-
-
-class _BlobInMemory:
-    """A blob that is being written, as common.wire.files writes one."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.data = name, bytearray()
-
-    def begin(self, size: int) -> _BlobInMemory:
-        self.data = bytearray(size)
-        return self
-
-    def write(self, data: memoryview, offset: int) -> None:
-        self.data[offset : offset + len(data)] = data
-
-    def read_into(self, target: memoryview, offset: int) -> None:
-        Buffer(self.name, self.data).read_into(target, offset)
-
-    def finish(self, digest: str, size: int) -> Blob:
-        return Blob(self.name, digest, size)
-
-    def abort(self) -> None:
-        self.data = bytearray()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import InitVar, dataclass, field
 from typing import TypeVar
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -17,10 +18,10 @@ from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure, mean_score
-from attune.fedclient.work.objectives.base import LocalTask, Network, Objective, OnProgress, Tensors, Trained, extras_of
+from attune.fedclient.work.objectives.base import LocalTask, Network, Objective, OnProgress, Tensors, Trained, extras_of, split
 from attune.fedclient.work.objectives.descent import autocast
 from attune.fedclient.work.own_loop import Data, scored, with_loop
-from attune.fedclient.work.predictors.base import Predictor
+from attune.fedclient.work.predictors.base import PlainPredictor, Predictor
 from attune.fedclient.work.private.noisy_steps import OrderNoise
 
 EVALUATION_BATCH = 512
@@ -29,8 +30,7 @@ T = TypeVar("T")
 Seeds = Callable[[str], int]  # purpose -> seed, in one order
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(msgspec.Struct, frozen=True):
     """The scores that prepared tensors give to samples x (N, ...): (index, logits) of each batch, as `Trainer.logits`."""
 
     trainer: Trainer
@@ -41,8 +41,7 @@ class Scores:
         return self.trainer.logits(self.prepared, self.x)
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class Accuracy(msgspec.Struct, frozen=True):
     """The mean score of prepared tensors on x (N, ...), y (N, ...), as `Trainer.evaluate`."""
 
     trainer: Trainer
@@ -132,7 +131,8 @@ class Trainer:
         """
         task = self._task(start, received, x, y, seeds, progress, cancelled, trains, round_, noise)
         trained = yield from self._looped(self.objective.work(task))
-        tensors = {name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}
+        taken = [name for name in start if task.takes(name)] if task.trains else start
+        tensors = {**start, **{name: trained.tensors[name].cpu() for name in taken}}
         return Trained(tensors, trained.loss, state=task.state)
 
     def preparing(
@@ -145,9 +145,11 @@ class Trainer:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Jobs[Tensors]:
         """Return the tensors with which the device predicts. Arguments are those of `training`."""
+        if type(self.predictor).prepare is PlainPredictor.prepare and self.hooks.train is None:
+            return split(tensors)[0]
         task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
         prepared = yield from self._looped(self.predictor.work(task))
-        return {name: tensor.cpu() for name, tensor in prepared.items()}
+        return {name: tensor if tensor.is_cpu else tensor.cpu() for name, tensor in prepared.items()}
 
     def out_of_fold(
         self, tensors: Mapping[str, Tensor], received: Mapping[str, Tensor], x: Tensor, y: Tensor, seeds: Seeds
@@ -264,4 +266,5 @@ class Trainer:
         )
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        here = self.device.type == "cpu"  # as tensors between two orders are
+        return dict(tensors) if here else {name: tensor.to(self.device) for name, tensor in tensors.items()}

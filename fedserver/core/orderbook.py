@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec.structs import replace
 
 from attune.common.config import RoundSettings
 from attune.common.errors import OrderClosed, SettingError, UnknownBlob, nearest
@@ -85,8 +87,10 @@ class OrderBook:
             OrderClosed: It is no longer open.
             UpdateRefused: It never was an order of this device.
         """
-        asked, order = OrderId.parse(order_id, name), self._orders.get(name)
-        if order is None or order.id != str(asked):
+        order = self._orders.get(name)
+        if order is not None and order.id == order_id:
+            return order
+        if str(OrderId.parse(order_id, name)) != (order.id if order else None) or order is None:
             raise OrderClosed(f"the order {order_id} is no longer open: throw its result away and wait for the next")
         return order
 

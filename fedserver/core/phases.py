@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from attune.common.config import RoundSettings
@@ -69,8 +70,7 @@ def phase_of(record: Record) -> PhaseKey:
             return PhaseKey(phase)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """The outcome of one event: the next state, the effects to carry out, and the phase to enter next (None: no change)."""
 
     state: Round

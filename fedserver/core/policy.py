@@ -343,9 +343,12 @@ def spoiled(state: Round, multiple: float, *, complete: bool) -> GoBack | None:
         complete: Whether all answers are there; before that the median is not used.
     """
     record, devices = state.record, len(state.record.devices)
-    if not multiple or not record.earlier or record.adapting or often_taken_back(record, state.unix):
+    if not multiple or not record.earlier or record.adapting:
         return None
-    if 2 * len(state.troubled) > devices:
+    troubled = 2 * len(state.troubled) > devices
+    if not (troubled or complete) or often_taken_back(record, state.unix):
+        return None
+    if troubled:
         return _back(record, record.earlier[-1], f"{len(state.troubled)} of {devices} devices could not work with it")
     median = median_loss(state) if complete else None
     for earlier in reversed(record.earlier if median is not None else ()):

@@ -36,7 +36,7 @@ def step(rules: Rules, state: Round, event: events.Event, unix: float = 0.0) -> 
 
 def _passed_over_changes(before: Round, after: Round) -> tuple[events.Effect, ...]:
     """Return the effects that tell the operator which devices are passed over from now on, and which no longer."""
-    if not any(before.missed.values()) and not any(after.missed.values()):
+    if not any(before.missed.values()) and (after.missed is before.missed or not any(after.missed.values())):
         return ()
     were, are = passed_over(before), passed_over(after)
     only_were, only_are = passed_over(before, "evaluate") - were, passed_over(after, "evaluate") - are
@@ -81,7 +81,8 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
         case events.Disconnected(name, now):
             return phase.progress(rules, _leaving(state, name, now), now)
         case events.Reported(name, work=work):
-            return phase.report(rules, state.but(missed=forgiven(state.missed, name, work)), event)
+            missed = forgiven(state.missed, name, work)
+            return phase.report(rules, state if missed is state.missed else state.but(missed=missed), event)
         case events.DeviceProgressed(name, now):
             return phase.progress(rules, _moving(state, name, now), now)
         case events.Excused(name, now, troubled):

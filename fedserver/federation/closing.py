@@ -22,7 +22,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.core.round import step
 from attune.fedserver.core.training_length import improves
 from attune.fedserver.federation.federation_state import FederationState
-from attune.fedserver.federation.opening import OrderSender
+from attune.fedserver.federation.opening import OrderSender, founders_in
 from attune.fedserver.federation.secure_rounds import SecureRounds
 from attune.fedserver.federation.steps import PassedOver
 from attune.fedserver.ports.lab import RoundOutcome
@@ -122,7 +122,8 @@ class RoundCloser:
         if not entries:  # nobody answered, or it is committed already
             return
         rows = [entry.row for entry in entries.values()]
-        marks = await overcome(partial(self._orders.fetched, record, entries, number, "evaluate"))
+        known = await overcome(partial(self._orders.known, entries))
+        marks = self._orders.fetched(record, known, entries, number, "evaluate")
         await overcome(partial(state.storage.ledger.commit_round, record, [], rows, marks))
         fail_at(SERVER, number, "evaluation-committed")
         await overcome(partial(state.executors.disk, state.inbox.clear_evaluation, number, list(entries)))
@@ -141,7 +142,8 @@ class RoundCloser:
         if begun and back is None:
             entries = _aged(entries, round_.record, number, self._state.settings.round.staleness)
         rows = [entry.row for entry in entries.values()]
-        marks = await self._orders.fetched(round_.record, entries, number - 1, "train")
+        known = await self._orders.known(accepted)
+        marks = self._orders.fetched(round_.record, known, entries, number - 1, "train")
         for name in entries.keys() & begun.keys():
             marks[name] = {"fetched": begun[name] - 1}
         if back is not None:
@@ -153,7 +155,7 @@ class RoundCloser:
             updates = {name: entry for name, entry in accepted.items() if name in total.survivors}
             refused, unmasking = total.lacks({name: entry.attempt for name, entry in updates.items()}), total.unmasking
             updates = {} if refused else updates
-        founders = await self._orders.founders(updates)
+        founders = founders_in(known, updates)
         adaptation = self._state.settings.adaptation if round_.record.adapting else None
         outcome = await lab.aggregate(updates, founders, adaptation, unmasking)
         summed = None

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, LedgerBusy, LimitExceeded, OrderClosed, UpdateRefused
 from attune.common.exchange.messages import DirectUpload, SignedUrl, UploadTarget
@@ -157,7 +159,7 @@ class DirectTransfers:
             raise
 
     async def _read(self, name: str, begun: _Begun) -> None:
-        target = UploadTarget(**vars(begun.asked.target) | {"offset": 0})
+        target = replace(begun.asked.target, offset=0)
         with self._updates.pending_uploads.stream(name, target.digest):
             sink = await self._updates.open(name, target)
             skip = sink.offset  # what a stream has brought before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -10,7 +9,7 @@ from functools import partial
 from attune.common.exchange.messages import Order, WorkName
 from attune.common.methods.method import SOLVED
 from attune.common.protocol import CLOSED_FORM, EXACT_SUMS, IN_NO_SUM, SUMS
-from attune.common.wire.blobs import Blob
+from attune.common.wire.blobs import Blob, all_bytes
 from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.orderbook import counted, lacks_sums, needs_download
 from attune.fedserver.core.planning import sums_ability
@@ -23,6 +22,7 @@ from attune.fedserver.ports.lab import Served
 
 LOG = logging.getLogger("fedserver")
 HAS_ORDER = "has its order, and begins"
+Known = Mapping[str, DeviceRecord]
 
 
 class OrderSender:
@@ -44,11 +44,11 @@ class OrderSender:
     async def _send(self, span_s: float, work: WorkName, number: int, devices: Collection[str]) -> None:
         """Make and send orders. Served values are made for all devices at once, so they have the same bits after a restart."""
         record, parts = self._state.round.record, sorted(self._state.max_bytes)
-        known = await self._known({*record.devices, *devices})
+        known = await self.known({*record.devices, *devices})
         version = min(record.round, number - 1) if work == "train" else record.round  # of an order that is sent again
         earlier = version if version < record.round else None
         together = self._state.round.receivers(devices)
-        served = await self._lab.serve(sorted(together), _founders(known, together), earlier, work == "evaluate")
+        served = await self._lab.serve(sorted(together), founders_in(known, together), earlier, work == "evaluate")
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
@@ -153,21 +153,14 @@ class OrderSender:
         return inline
 
     def _bytes(self, blob: Blob) -> bytes:
-        with contextlib.closing(self._state.storage.blobs.open(blob)) as source:
-            return source.read(0, blob.size)
+        return all_bytes(self._state.storage.blobs.open(blob))
 
-    async def founders(self, names: Iterable[str]) -> list[str]:
-        """Return which of these devices enrolled before the first round was closed."""
-        asked = list(names)
-        return _founders(await self._known(asked), asked)
+    def fetched(self, record: Record, known: Known, names: Iterable[str], number: int, work: str) -> dict[str, dict[str, int]]:
+        """Return marks for those devices that were served the state after round `number`."""
+        return {name: {"fetched": number} for name in names if self._needs_download(record, known.get(name), work)}
 
-    async def fetched(self, record: Record, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:
-        """Return marks for those devices that were served the state after `state_round`."""
-        asked = list(names)
-        known = await self._known(asked)
-        return {name: {"fetched": state_round} for name in asked if self._needs_download(record, known.get(name), work)}
-
-    async def _known(self, names: Collection[str]) -> dict[str, DeviceRecord]:
+    async def known(self, names: Collection[str]) -> Known:
+        """Return what the ledger has of these devices, by name."""
         return {device.name: device for device in await self._ledger.devices(names)}
 
     def _task_of(
@@ -195,5 +188,6 @@ class OrderSender:
         return needs_download(device, work, train, self._settings.method.evaluate)
 
 
-def _founders(known: Mapping[str, DeviceRecord], names: Iterable[str]) -> list[str]:
+def founders_in(known: Known, names: Iterable[str]) -> list[str]:
+    """Return which of these devices enrolled before the first round was closed."""
     return [name for name in names if name in known and known[name].founder]

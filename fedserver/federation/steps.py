@@ -204,7 +204,7 @@ class Troubles:
         """Note an obstacle, or that there is none any more (empty text)."""
         if text:
             self.set(step, text)
-        else:
+        elif step in self._present:
             self.clear(step)
 
     async def overcome(self, step: str, attempt: Callable[[], Awaitable[T]]) -> T:

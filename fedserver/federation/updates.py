@@ -14,6 +14,7 @@ from attune.common.exchange.messages import Order, Receipt, Update, UploadTarget
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.method import SOLVED
 from attune.common.metrics import read_metrics
+from attune.common.plan import Profile
 from attune.common.protocol import REWRITTEN
 from attune.common.task import ScoredTask
 from attune.common.wire.blobs import Blob
@@ -219,9 +220,7 @@ class Updates:
             asked = self._masked_parts(order_id.round)
             if sorted(sent) != asked or any(ref.encoding for ref in update.parts):
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; {asked} are masked")
-            await self._take_in(order_id, update)
-            for part, digest in sent.items():
-                here[part] = await self._executors.disk(self._uploads.take, name, part, digest)
+            here |= await self._taken_in(order_id, update)
             for part, blob in here.items():
                 await self._state.lab.arrive(name, part, blob, "", served=True, max_norm=0.0)
             await self._executors.disk(self._state.inbox.accept_masked, order_id, update.attempt, here)
@@ -238,15 +237,16 @@ class Updates:
         """Put the update and its report into the inbox. If it is refused, the round does not wait for the device any longer."""
         name, here = order_id.client, dict[str, Blob]()
         try:
-            row = row_of(order_id, update, await self._state.storage.ledger.device(name), self._state.task)
+            stream = self._state.streams.get(name)
+            declared = await self._state.storage.ledger.device(name) if stream is None else stream.profile
+            row = row_of(order_id, update, declared, self._state.task)
             sent = {ref.part: ref.digest for ref in update.parts}
             returns = sorted(order.returns) if not self._secure.on else []  # masked parts come later
             if sorted(sent) != returns:
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {returns}")
             if wrong := [ref.part for ref in update.parts if ref.encoding != order.encodings.get(ref.part, "")]:
                 raise UpdateRefused(f"{name} handed in {wrong} in another encoding than its order asks for")
-            await self._take_in(order_id, update)
-            blobs = {part: await self._executors.disk(self._uploads.take, name, part, digest) for part, digest in sent.items()}
+            blobs = await self._taken_in(order_id, update)
             here |= blobs
             row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
             arrived = await self._arrive(name, order, blobs)
@@ -282,24 +282,27 @@ class Updates:
             for part, blob in blobs.items()
         }
 
-    async def _take_in(self, order_id: OrderId, update: Update) -> None:
-        """Store the blobs that came within the update, as if they were uploaded."""
-        limit = self._settings.inline_bytes
-        if sum(len(ref.data) for ref in update.parts) > limit:
-            raise LimitExceeded(f"{order_id.client} sent more than {limit} bytes of blobs within its update: upload them")
+    async def _taken_in(self, order_id: OrderId, update: Update) -> dict[str, Blob]:
+        """Return the blobs of an update. Those that came within it are stored as if they were uploaded."""
+        name, limit, blobs = order_id.client, self._settings.inline_bytes, dict[str, Blob]()
+        if sum([len(ref.data) for ref in update.parts]) > limit:
+            raise LimitExceeded(f"{name} sent more than {limit} bytes of blobs within its update: upload them")
         for ref in update.parts:
-            if ref.data:
-                target = UploadTarget(str(order_id), ref.part, ref.digest, ref.size)
-                max_bytes = self.check(order_id.client, target)
-                await self._executors.disk(self._uploads.bring, order_id.client, target, max_bytes, ref.data)
-                _upload_is_whole(order_id)
+            if not ref.data:
+                blobs[ref.part] = await self._executors.disk(self._uploads.take, name, ref.part, ref.digest)
+                continue
+            target = UploadTarget(update.order_id, ref.part, ref.digest, ref.size)
+            max_bytes = self.check(name, target)
+            blobs[ref.part] = await self._executors.disk(self._uploads.bring, name, target, max_bytes, ref.data)
+            _upload_is_whole(order_id)
+        return blobs
 
 
 def _upload_is_whole(order_id: OrderId) -> None:
     fail_at(SERVER, order_id.round, "upload-whole")
 
 
-def row_of(order: OrderId, update: Update, device: DeviceRecord | None, task: ScoredTask = "classes") -> Report:
+def row_of(order: OrderId, update: Update, device: DeviceRecord | Profile | None, task: ScoredTask = "classes") -> Report:
     """Return what is kept of a report.
 
     Raises:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import median_low
 
 import torch
+from msgspec.structs import replace
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.encodings import AS_THEY_LIE, encoded_manifest
-from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate, RoundContext, SealedTensors, Unchanged
+from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate, RoundContext, Unchanged, is_sealed
 from attune.common.methods.ridge import check_sums
 from attune.common.methods.settings.aggregators import Returns
 from attune.common.task import TaskName
@@ -51,7 +51,7 @@ class ShapeCheck(Unchanged):
     name = "shapes"
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
-        if not isinstance(update.tensors, SealedTensors):  # the transform that sealed it has checked it
+        if not is_sealed(update.tensors):  # the transform that sealed it has checked it
             allowed = [encoded_manifest(context.manifest, encoding) for encoding in AS_THEY_LIE]
             if update.source.manifest not in allowed:
                 check_manifest(update.source.manifest, context.manifest, context.who)
@@ -64,18 +64,18 @@ class FiniteCheck(Unchanged):
     name = "finite"
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
-        if isinstance(update.tensors, SealedTensors):
+        if is_sealed(update.tensors):
             return update
         return replace(update, tensors=_Finite(update.source, context.who))
 
     def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
         def possible(update: PartUpdate) -> PartUpdate:
-            if isinstance(update.tensors, SealedTensors) or context.before(update.client) is None:
+            if is_sealed(update.tensors) or context.before(update.client) is None:
                 return update  # of sealed ones the sum alone can be read
-            if not any(name.endswith(VARIANCE) for name in update.source.manifest):
-                return update
             return replace(update, tensors=PossibleTensors(update.source))
 
+        if not any(name.endswith(VARIANCE) for name in context.manifest):
+            return cohort
         return replace(cohort, updates=tuple(map(possible, cohort.updates)), unheard=tuple(map(possible, cohort.unheard)))
 
 
@@ -91,7 +91,7 @@ class SumsCheck(Unchanged):
         def check() -> None:
             check_sums(dict(update.source), self._sizes, self._classes, context.who, self._earlier(context.client))
 
-        if not isinstance(update.tensors, SealedTensors):  # of sealed ones the sum is checked
+        if not is_sealed(update.tensors):  # of sealed ones the sum is checked
             context.at_end.append(check)
         return update
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from attune.common.exchange.registry import growth_of, settings_of
-from attune.common.exchange.transform import ArrivalContext, Cohort, NotASum, PartUpdate, RoundContext, SealedTensors
+from attune.common.exchange.transform import ArrivalContext, Cohort, NotASum, PartUpdate, RoundContext, is_sealed
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import SOLVED, PartKind, assign
@@ -43,8 +43,7 @@ from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
 
 
-@dataclass
-class _Closing:
+class _Closing(msgspec.Struct):
     """Round that is being closed.
 
     Attributes:
@@ -56,8 +55,8 @@ class _Closing:
 
     norms: dict[str, dict[str, float]]
     unmasking: Unmasking | None = None
-    bounded: dict[str, float] = field(default_factory=dict)
-    without_vote: set[str] = field(default_factory=set)
+    bounded: dict[str, float] = {}
+    without_vote: set[str] = set()
 
 
 class Engine:
@@ -134,10 +133,11 @@ class Engine:
         self._admit({client: client in founders for client in clients})
         for part, aggregator in self._by_name(solved):
             slots = {client: aggregator.slot(client) for client in clients}
+            whole = {slot: self._whole(part, slot) for slot in {slot: None for slot in slots.values() if slot is not None}}
             without = [client for client in sorted(clients) if slots[client] is None]
             self._served.generate(part, aggregator, without, self._closed)
             for client, slot in slots.items():
-                served[client][part] = self._served.generated[part, client] if slot is None else self._whole(part, slot)
+                served[client][part] = self._served.generated[part, client] if slot is None else whole[slot]
         return served
 
     def _by_name(self, solved: bool = True) -> list[tuple[PartKind, Aggregator]]:
@@ -195,10 +195,9 @@ class Engine:
             file, before = self._opened(blob, stack), self._base(client, part, stack)
             context = ArrivalContext(client, part, who, encoding, manifest, before, served, max_norm)
             tensors = self._chains[part].on_arrival(PartUpdate(client, 0.0, file), context).tensors
-            sealed = isinstance(tensors, SealedTensors)
-            values = tensors.opened(tensors.by) if isinstance(tensors, SealedTensors) else cast(TensorSource, tensors)
+            values = tensors.opened(tensors.by) if is_sealed(tensors) else cast(TensorSource, tensors)
             if values.stored:
-                if not sealed:
+                if values is tensors:
                     read_through(values)
                 context.end()
                 return Arrived(blob, context.facts)

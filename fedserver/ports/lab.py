@@ -7,8 +7,9 @@ asked.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, get_args
+
+import msgspec
 
 from attune.common.exchange.transform import REACHES, above
 from attune.common.methods.method import PartKind
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """The lab's state of a federation that it has taken up.
 
     Attributes:
@@ -38,8 +38,7 @@ class Started:
     body_digest: str = ""
 
 
-@dataclass(frozen=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """A part of an update that may be accepted.
 
     Attributes:
@@ -51,8 +50,7 @@ class Arrived:
     facts: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class RoundOutcome:
+class RoundOutcome(msgspec.Struct, frozen=True):
     """A round's next state, written beside the present one. It becomes the state once its slots are committed.
 
     Attributes:
@@ -65,8 +63,8 @@ class RoundOutcome:
 
     metrics: dict[str, float]
     slots: list[Slot]
-    bounded: dict[str, float] = field(default_factory=dict)
-    without_vote: list[str] = field(default_factory=list)
+    bounded: dict[str, float] = {}
+    without_vote: list[str] = []
     refused: str = ""
 
     @property

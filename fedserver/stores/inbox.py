@@ -73,7 +73,7 @@ class Inbox:
 
     def holds(self, order: OrderId) -> bool:
         """Return whether an update for this order was accepted."""
-        return _entry_name(order) in self._blobs.names(_entry_name(order))
+        return bool(self._blobs.names(_entry_name(order)))
 
     def entries(self, work: str, round_: int, earlier: Iterable[OrderId] = ()) -> dict[str, AcceptedUpdate]:
         """Return the accepted updates of one round, by device, in the order of names.
@@ -170,10 +170,9 @@ class Inbox:
         return [name for name in self._blobs.names(f"{INBOX}{prefix}") if name.endswith(f"/{ENTRY}")]
 
     def _discard(self, names: list[str]) -> None:
-        """Remove updates, the entry first: without it the rest does not count."""
-        for name in names:
-            folder = name.removesuffix(ENTRY)
-            self._blobs.remove([name, *(other for other in self._blobs.names(folder) if other != name)])
+        """Remove updates, the entries first: without them the rest does not count."""
+        rest = [other for name in names for other in self._blobs.names(name.removesuffix(ENTRY)) if other != name]
+        self._blobs.remove([*names, *rest])
 
 
 def _entry_name(order: OrderId) -> str:

@@ -39,8 +39,9 @@ class Sink:
         self._who, self._hash = who, Digest()
         self._growing = spool.grow(sender, digest, size)
         try:
-            hash_span(self._growing.read_into, 0, self._growing.size, self._hash)
             self.offset = self._growing.size
+            if self.offset:
+                hash_span(self._growing.read_into, 0, self.offset, self._hash)
         except BaseException:
             self.close()
             raise
@@ -84,8 +85,9 @@ class Sink:
         try:
             self._growing.append(frame)
         finally:  # what a full disk has still taken counts
-            self._hash.update(frame[: self._growing.size - self.offset])
-            self.offset = self._growing.size
+            size = self._growing.size
+            self._hash.update(frame[: size - self.offset])
+            self.offset = size
 
 
 class Uploads:
@@ -106,15 +108,17 @@ class Uploads:
             LimitExceeded, DiskFull: As for `Sink`.
             UpdateRefused, Malformed: The part or the digest is none.
         """
-        sender = self._sender(client, target.part, target.digest)
         with self._lock(client, target.part):
-            older = self._open.pop((client, target.part), None)
-            if older is not None:
-                older.close()
-            self._spool.keep_only(sender, target.digest)
-            sink = Sink(self._spool, sender, target.size, target.digest, max_bytes=max_bytes, who=client)
-            self._open[client, target.part] = sink
+            self._open[client, target.part] = sink = self._begun(client, target, max_bytes)
         return sink
+
+    def _begun(self, client: str, target: UploadTarget, max_bytes: int) -> Sink:
+        sender = self._sender(client, target.part, target.digest)
+        older = self._open.pop((client, target.part), None)
+        if older is not None:
+            older.close()
+        self._spool.keep_only(sender, target.digest)
+        return Sink(self._spool, sender, target.size, target.digest, max_bytes=max_bytes, who=client)
 
     def write(self, client: str, part: str, sink: Sink, frames: Sequence[bytes]) -> None:
         """Append the next frames.
@@ -127,11 +131,15 @@ class Uploads:
             self._check_current(client, part, sink)
             sink.write(frames)
 
-    def bring(self, client: str, target: UploadTarget, max_bytes: int, data: bytes) -> None:
-        """Take a whole upload at once. Raises as `sink`, `write` and `complete` do."""
-        sink = self.sink(client, target, max_bytes)
-        self.write(client, target.part, sink, [data[sink.offset :]])
-        self.complete(client, target.part, sink)
+    def bring(self, client: str, target: UploadTarget, max_bytes: int, data: bytes) -> Blob:
+        """Take a whole upload at once, and return it. Raises as `sink`, `write` and `complete` do."""
+        with self._lock(client, target.part):
+            sink = self._begun(client, target, max_bytes)
+            try:
+                sink.write([data[sink.offset :]])
+                return sink.finish()
+            finally:
+                sink.close()
 
     def sync(self, blobs: Iterable[Blob]) -> None:
         """Make blobs durable.

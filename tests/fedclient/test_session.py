@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from attune.common.exchange.messages import BlobRef, Farewell, Notice, Order, Welcome
 from attune.fedclient.address import backoff_s

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace as changed
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMember
@@ -109,12 +110,12 @@ def test_the_server_hears_why_and_with_whom_alone_devices_are_in_sums() -> None:
     cohort = again(SumBook())
     for name in NAMES[:4]:
         request = cohort.server.request(name)
-        refused = replace(request, refused=f"{OTHER_COHORT}, so no", members=request.members[:3])
+        refused = changed(request, refused=f"{OTHER_COHORT}, so no", members=request.members[:3])
         with pytest.raises(UpdateRefused):
             cohort.server.take(name, refused)
     assert (cohort.server.kept_cohort, cohort.server.bound) == (NAMES[:3], False)
     with pytest.raises(UpdateRefused):
-        cohort.server.take("eva", replace(cohort.server.request("eva"), refused=SUMMED_BEFORE))
+        cohort.server.take("eva", changed(cohort.server.request("eva"), refused=SUMMED_BEFORE))
     assert cohort.server.bound
 
 

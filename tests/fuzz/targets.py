@@ -13,6 +13,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf.message import DecodeError, Message
+from msgspec.structs import asdict
 
 from attune.common.errors import AttuneError
 from attune.common.exchange.messages import read_profile
@@ -107,7 +108,7 @@ def _upload(message: pb.UploadTarget) -> None:
 
 
 def _direct_upload(message: pb.DirectUpload) -> None:
-    _upload(pb.UploadTarget(**vars(DIRECT_UPLOAD.read(message.SerializeToString()).target)))
+    _upload(pb.UploadTarget(**asdict(DIRECT_UPLOAD.read(message.SerializeToString()).target)))
 
 
 def _enrol(message: pb.EnrolRequest) -> None:

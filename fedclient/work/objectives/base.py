@@ -190,7 +190,8 @@ class LocalTask:
             base = name.removeprefix(PERSONAL)
             return base in able or (base != name and base not in names)
 
-        return [name for name in tensors if learned(name) and self.takes(name, is_own)]
+        moved = [name for name in tensors if name in able or learned(name)]
+        return [name for name in moved if self.takes(name, is_own)] if self.trains else moved
 
     def mean_loss(
         self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None

@@ -252,11 +252,13 @@ def quietly(private: PrivateLearning | None, work: Jobs[T], otherwise: T) -> Job
 
     The server is told of each order that fails. So this work must not fail an order: its divergence would tell of the samples.
     """
+    return work if private is None else _quiet(work, otherwise)
+
+
+def _quiet(work: Jobs[T], otherwise: T) -> Jobs[T]:
     try:
         return (yield from work)
     except TrainingDiverged:
-        if private is None:
-            raise
         return otherwise
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 from msgspec import UNSET
@@ -168,7 +168,7 @@ class Stacked:
         runs = [_Run(work) for work in works]
         while waiting := [run for run in runs if run.job is not None]:
             some = _next(waiting)
-            for run, result in zip(some, self._computed(some[0].key, [cast(Job, run.job) for run in some]), strict=True):
+            for run, result in zip(some, self._computed(some[0].key, [run.job for run in some]), strict=True):
                 run.go_on(result)
         return [run.end for run in runs]
 
@@ -198,7 +198,7 @@ class _Run(Generic[T]):
     def go_on(self, result: Any) -> None:
         """Pass on the result for which the work waits."""
         try:
-            self.job = self._work.throw(result.error) if isinstance(result, FailedWork) else self._work.send(result)
+            self.job = self._work.throw(result.error) if type(result) is FailedWork else self._work.send(result)
             self.key = _key(self.job)
         except StopIteration as ended:
             self.job, self.end = None, ended.value
@@ -208,29 +208,30 @@ class _Run(Generic[T]):
 
 def _next(waiting: Sequence[_Run[T]]) -> list[_Run[T]]:
     """Return works that wait for similar jobs. Training comes last, so that late works can join in."""
-    first = min(waiting, key=lambda run: isinstance(run.job, Descent))
+    first = next((run for run in waiting if type(run.job) is not Descent), waiting[0])
     return [run for run in waiting if run.key == first.key]
 
 
-def _key(job: Job) -> Hashable:
+def _key(job: Any) -> Hashable:
     """Return a key that is equal for jobs that can be computed together, if any can."""
-    if isinstance(job, Descent) and job.task.family is not None and job.task.x.shape[0] and job.moving:
+    kind: Any = type(job)  # of which no job has a subclass
+    if kind is Descent and job.task.family is not None and job.task.x.shape[0] and job.moving:
         loop = (job.moving, job.undecayed, job.purpose, job.share, job.is_own, job.repeat, job.ahead)
         what = (job.settings, *loop, job.noise is not None)
         tensors = (_shapes(job.tensors), _shapes(job.beside))
         return ("descent", job.task.family, what, tensors, _sample(job.task.x), _sample(job.task.y), job.task.device)
-    if isinstance(job, Scores) and job.trainer.family is not None and job.x.shape[0]:
+    if kind is Scores and job.trainer.family is not None and job.x.shape[0]:
         return ("scores", job.trainer.family, _shapes(job.prepared), _sample(job.x), job.trainer.device)
-    if isinstance(job, Accuracy) and job.trainer.family is not None and job.x.shape[0]:
+    if kind is Accuracy and job.trainer.family is not None and job.x.shape[0]:
         samples = (_sample(job.x), _sample(job.y))
         return ("accuracy", job.trainer.family, _shapes(job.prepared), samples, job.trainer.device)
-    if isinstance(job, Weighing):
+    if kind is Weighing:
         return ("weighing", tuple(job.probability), *{p.shape[1:] for p in job.probability.values()})
     return id(job)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Hashable:
-    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+    return tuple([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
 
 
 def _sample(samples: Tensor) -> tuple[Hashable, Hashable]:

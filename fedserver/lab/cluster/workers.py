@@ -12,12 +12,13 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from attune.common.errors import LedgerBusy
 from attune.common.exchange.transform import PartUpdate

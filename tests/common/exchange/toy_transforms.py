@@ -7,10 +7,10 @@ would.
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
+from msgspec.structs import replace
 
 from attune.common.config import Positive
 from attune.common.exchange.transform import (

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace as changed
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMember, SecureMessage
@@ -22,7 +23,7 @@ Change = Callable[[SecureMessage], SecureMessage]
 
 def listing(change: Callable[[tuple[SecureMember, ...]], tuple[SecureMember, ...]], threshold: int | None = None) -> Change:
     def lie(message: SecureMessage) -> SecureMessage:
-        return replace(
+        return changed(
             message, members=change(message.members), threshold=message.threshold if threshold is None else threshold
         )
 
@@ -48,7 +49,7 @@ def sign(
     """Return an entry of a cohort's list that is well signed, by the device's own key or another one."""
     credential = credential or credential_of(name)
     entry = SecureMember(name, mask_key, share_key, certificate_der(credential))
-    return replace(entry, signature=signed(keys_statement(cohort.server.occasion, entry), credential))
+    return changed(entry, signature=signed(keys_statement(cohort.server.occasion, entry), credential))
 
 
 # --- the cohort's list
@@ -61,8 +62,8 @@ COHORTS: dict[str, tuple[Change, str]] = {
     "a threshold of half": (listing(lambda members: members, 3), "protects nobody"),
     "a threshold of none": (listing(lambda members: members, 0), "protects nobody"),
     "more than all": (listing(lambda members: members, 7), "protects nobody"),
-    "no signatures": (listing(lambda m: tuple(replace(one, signature=b"") for one in m)), "signature of"),
-    "other keys": (listing(lambda m: tuple(replace(one, mask_key=bytes(32)) for one in m)), "not have this device's keys"),
+    "no signatures": (listing(lambda m: tuple(changed(one, signature=b"") for one in m)), "signature of"),
+    "other keys": (listing(lambda m: tuple(changed(one, mask_key=bytes(32)) for one in m)), "not have this device's keys"),
 }
 
 
@@ -203,11 +204,11 @@ def test_survivors_without_the_device_are_refused_by_it() -> None:
 UNMASKINGS: dict[str, tuple[Change, str]] = {
     "other survivors": (listing(lambda members: members[:5]), "two sets of survivors"),
     "too few signatures": (
-        listing(lambda m: tuple(one if n < 3 else replace(one, signature=b"") for n, one in enumerate(m))),
+        listing(lambda m: tuple(one if n < 3 else changed(one, signature=b"") for n, one in enumerate(m))),
         "3 devices have signed",
     ),
     "a copied signature": (
-        listing(lambda members: tuple(replace(one, signature=members[0].signature) for one in members)),
+        listing(lambda members: tuple(changed(one, signature=members[0].signature) for one in members)),
         "signature of",
     ),
 }
@@ -224,7 +225,7 @@ def test_a_false_unmasking_is_refused_by_each_device(lie: str) -> None:
 @pytest.mark.parametrize("exchange", ["shares", "masked", "survivors", "unmasking"])
 def test_messages_of_another_attempt_are_refused(exchange: str) -> None:
     cohort = Cohort().until(exchange)
-    refused_by_all(cohort, lambda message: replace(message, attempt=2), "none for which this device has keys")
+    refused_by_all(cohort, lambda message: changed(message, attempt=2), "none for which this device has keys")
 
 
 def test_an_older_attempt_is_refused() -> None:
@@ -260,7 +261,7 @@ def test_keys_mask_one_vector_alone() -> None:
 
 def test_another_order_than_the_finished_one_is_refused() -> None:
     cohort = Cohort()
-    refused_by_all(cohort, lambda message: replace(message, order_id="train-6-x"), "not this device's finished order")
+    refused_by_all(cohort, lambda message: changed(message, order_id="train-6-x"), "not this device's finished order")
 
 
 def test_lost_keys_answer_nothing_but_a_new_attempt() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace as changed
 
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
@@ -190,7 +191,7 @@ def test_each_device_moves_to_what_suits_it_and_goes_on_training_from_its_own(ma
     good = dict(learner.baselines.local)
     for where, expected in (("theta", (0, 0)), ("common", (1, 0)), ("local", (0, 1))):
         values = {name: good if name == where else spoilt(good) for name in ("theta", "common", "local")}
-        learner._take(replace(learner.state, theta=values["theta"], local=values["local"]))
+        learner._take(changed(learner.state, theta=values["theta"], local=values["local"]))
         found = ordered(learner, 2 + list(values).index(where), common=values["common"])
         assert (found.dial_mean, found.dial_own) == expected, where
         assert found.accuracy_before == max(found.accuracy_common, found.accuracy_local, found.accuracy_before)
@@ -219,7 +220,7 @@ def test_a_group_of_held_out_samples_counts_once_for_the_dial(make):
     learner = make("fedmcsa", baseline="local", held_out=with_a_large_group)
     ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
     good = dict(learner.baselines.local)
-    learner._take(replace(learner.state, theta=good))
+    learner._take(changed(learner.state, theta=good))
     result = ordered(learner, 2, common=spoilt(good))
     assert (result.dial_mean, result.dial_own) == (0, 0)
 
@@ -272,7 +273,7 @@ def test_beside_fitted_models_the_blend_has_the_model_before_the_dial(make):
     learner = make("fedmcsa", baseline="local", alone=True)
     ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
     undialled = spoilt(learner.baselines.local)
-    learner._take(replace(learner.state, theta=undialled))
+    learner._take(changed(learner.state, theta=undialled))
     found = ordered(learner, 2, common=undialled)
     assert found.dial_own == 1 and found.accuracy_before == found.accuracy_local > found.accuracy_common
     assert found.likelihood_personalized == found.likelihood_common < found.likelihood_local

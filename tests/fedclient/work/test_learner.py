@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from attune.common.config import TrainSettings
 from attune.common.errors import DiskFull, Forbidden, HomeMismatch, WireError
