@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,7 @@ from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.storage import HomeStorage, Storage
 from attune.fedserver.rpc.server import GrpcServer
 from attune.fedserver.standby import NeverServed, only_server
-from attune.fedserver.web.pages import Operator, page
-from attune.fedserver.web.sources import RunningServer
+from attune.seams import Running, page
 
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
@@ -231,11 +229,7 @@ async def _serve(options: ServerOptions, opened: _Opened, signalled: asyncio.Fut
         async with grpc_server.open():
             process.keep_what_has_begun()
             home.write_address(address)
-            operator = Operator(
-                coordinator, coordinator.members, registrar, opened.admin, address.joined(settings.server.advertise)
-            )
-            life = partial(RunningServer, coordinator, f"{address.host}:{address.port}")
-            with page(home, options.dashboard, address, settings.server, "server", life, operator.actions()) as url:
+            with page(home, options.dashboard, address, settings.server, Running(coordinator, registrar, opened.admin)) as url:
                 if turn is not None:
                     options.say(turn.words())
                 if options.is_first:

@@ -1,6 +1,6 @@
 """The server's home on disk: keys, lock, address and earlier runs; how a new home is made, and its storage opened.
 
-This module owns `ca/`, `operator/`, `local-token`, `server.json`, `lock` and `runs/`. `fedserver.web` owns the files of
+This module owns `ca/`, `operator/`, `local-token`, `server.json`, `lock` and `runs/`. `features.web` owns the files of
 the dashboard and of /metrics, and the storage (`fedserver.stores.disk`) owns the rest.
 """
 

@@ -1,4 +1,4 @@
-"""Settings of the server's process: how the C library keeps memory, and what Ray reads from the environment.
+"""The server's process: the packages that it needs, how the C library keeps memory, and what Ray reads from the environment.
 
 By default glibc gives each thread a heap of its own. Once a large block was freed, it takes the next one of that size from a
 heap too. With four devices and 100 MB of weights the process kept four times the model. With bounded heaps, the memory of a
@@ -11,8 +11,13 @@ import ctypes
 import gc
 import os
 import platform
+from importlib.util import find_spec
 from pathlib import Path
 
+from attune.common.errors import SettingError
+from attune.seams import features
+
+SERVER_PACKAGES = ("grpc_health", "grpc_reflection")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8  # malloc.h
 ARENAS = 2
 KEPT_BYTES = 4 << 20  # kept free at the end of a heap for the next frames: the system must clear each page that it gives anew
@@ -22,6 +27,17 @@ LARGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")  # an environment variable
 OWN_MAPPING_BYTES = 4 << 20  # larger blocks (tensors) are mapped by themselves; frames are smaller and are reused
 ENROLLING_MAPPING_BYTES = 16 << 10  # the same while devices enrol, so that TLS's two buffers of 17 KiB a connection are mapped
 MOST_MAPPINGS = 1 << 15  # half of what Linux allows a process
+
+
+def check_installed() -> None:
+    """Check that the packages are installed that only a server needs, or a page of it.
+
+    Raises:
+        SettingError: One of them is missing.
+    """
+    needed = (*SERVER_PACKAGES, *(package for feature in features() for package in feature.packages))
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise SettingError(f"a server needs {', '.join(missing)}, not installed here: pip install 'attune-fl[server]'")
 
 
 def prepare_memory() -> None:

@@ -63,7 +63,7 @@ def serve(
     Raises:
         AttuneError: Before or instead of serving.
     """
-    from attune.fedserver.web.serving import check_installed
+    from attune.fedserver.process import check_installed
 
     check_installed()
     from attune.fedserver.app import ServerOptions, run

@@ -10,15 +10,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from typing import Any
 
 from attune.common.config import ServerSettings
 from attune.common.errors import HomeBusy
 from attune.common.supervisor import supervised
 from attune.fedserver.home import ServedAddress, ServerHome
-from attune.fedserver.web.pages import page
-from attune.fedserver.web.sources import WaitingServer
+from attune.seams import page
 
 LOG = logging.getLogger("fedserver")
 
@@ -84,7 +82,7 @@ async def _standby(
     """Tell operator, supervisor and monitors during the block that this process is a standby."""
     home.write_address(address)
     server = home.snapshot().settings.server if home.exists() else ServerSettings()
-    with page(home, dashboard, address, server, "standby", partial(WaitingServer, waits)) as url:
+    with page(home, dashboard, address, server, waits) as url:
         say(waits)
         if url is not None:
             say(f"dashboard {url}")

@@ -15,7 +15,7 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
-from attune.fedserver.web.serving import PageAddress
+from attune.seams import Watch
 from attune.simulation.executors import executor_of
 from attune.simulation.federation import Federation
 from attune.simulation.progress import Watcher
@@ -36,7 +36,7 @@ class Simulator:
         executor: Same as in `attune.simulate`.
         workers: Same as in `attune.simulate`.
         awake_bytes: Same as in `attune.simulate`.
-        page: Address of the dashboard, if it is served.
+        page: The dashboard, if it is served.
         digest: Digest of the data.
         clock: As in `attune.simulate`.
     """
@@ -46,7 +46,7 @@ class Simulator:
     executor: str | Executor | None
     workers: int | None
     awake_bytes: int
-    page: PageAddress | None
+    page: Watch | None
     digest: str
     clock: SimulatedClock | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -91,54 +91,6 @@ def revoke(home: Path | None, name: str) -> None:
     aio.run(admin.revoke(name))
     wake(place)
     click.echo(f"{name} is revoked")
-
-
-@click.group("dashboard-token")
-def dashboard_token() -> None:
-    """Give people tokens of their own for the dashboard: their names stand in the audit log when they act."""
-
-
-@dashboard_token.command("add")
-@HOME
-@click.option("--role", type=click.Choice(["viewer", "operator"]), required=True, help="A viewer only looks.")
-@click.argument("name", type=NAME)
-def add_dashboard_token(home: Path | None, name: str, role: Literal["viewer", "operator"]) -> None:
-    """Print a token for NAME, once: only its digest is kept. On a terminal also the address of the page."""
-    from attune.fedserver.web import page_tokens
-    from attune.fedserver.web.pages import page_url
-
-    place = existing(home)
-    token = page_tokens.add(place, name, role, operator())
-    click.echo(token)
-    if sys.stderr.isatty():  # a pipe may carry both, and then the token is not alone
-        click.echo(f"{name} is a {role}: {page_url(place, token) or 'the page is off'}", err=True)
-
-
-@dashboard_token.command("list")
-@HOME
-@click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
-def list_dashboard_tokens(home: Path | None, as_json: bool) -> None:
-    """List who has a token for the dashboard, with the role and the time at which it was made."""
-    import msgspec
-
-    from attune.fedserver.view.homes import render_dashboard_tokens
-    from attune.fedserver.web import page_tokens
-
-    place = existing(home)
-    tokens = [{"name": token.name, "role": token.role, "made_at": token.made_at} for token in page_tokens.listed(place)]
-    click.echo(msgspec.json.encode(tokens) if as_json else render_dashboard_tokens(tokens))
-
-
-@dashboard_token.command("remove")
-@HOME
-@click.argument("name", type=NAME)
-def remove_dashboard_token(home: Path | None, name: str) -> None:
-    """Refuse the token of NAME from now on, and end the pages that are open with it."""
-    from attune.fedserver.web import page_tokens
-
-    place = existing(home)
-    page_tokens.remove(place, name, operator())
-    click.echo(f"{name} has no token for the dashboard any more")
 
 
 def _seconds(text: str) -> float:

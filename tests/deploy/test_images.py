@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from attune.common.config import ServerSettings, convert
-from attune.fedserver.web.serving import PageAddress
+from attune.features.web.serving import PageAddress
 from tests.packaging.checkout import ROOT, pyproject, shipped
 
 IMAGES = {"Dockerfile.server": "fedserver", "Dockerfile.client": "fedclient"}

@@ -6,15 +6,15 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import SettingError
+from attune.features.web.actions import Actions
+from attune.features.web.facts import PageFacts
+from attune.features.web.guard import Guard
+from attune.features.web.page_tokens import Keyring
+from attune.features.web.serving import PageAddress, names_of
 from attune.fedserver.core.messages import Record
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status
-from attune.fedserver.web.actions import Actions
-from attune.fedserver.web.facts import PageFacts
-from attune.fedserver.web.guard import Guard
-from attune.fedserver.web.page_tokens import Keyring
-from attune.fedserver.web.serving import PageAddress, names_of
-from tests.fedserver.web.conftest import TOKEN, Source
+from tests.features.web.conftest import TOKEN, Source
 
 EMPTY = PageFacts("server", status(Snapshot(None, None, Record(), (), (), ()), set()), [])
 ALL = ("/", "/page/main.js", "/api/view", "/api/events", "/api/attention", "/metrics")

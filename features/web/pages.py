@@ -1,4 +1,4 @@
-"""Pages: of the server in this process, with its buttons, and for `fedserver dashboard` of a home."""
+"""Pages: of the server in this process, with its buttons; of a standby, a simulation and, for `fedserver dashboard`, a home."""
 
 from __future__ import annotations
 
@@ -10,43 +10,36 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 from attune.common.config import ServerSettings
 from attune.common.durable import write_file
 from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse, SettingError
 from attune.common.text import from_json, newer_format
+from attune.features.web import serving
+from attune.features.web.actions import Action, Actions, DeviceName, NewToken, NoArguments
+from attune.features.web.page_tokens import METRICS_FILE, Keyring, metrics_token, new_token, own_token
+from attune.features.web.serving import PageAddress
+from attune.features.web.sources import FaultFeed, LedgerSource, ProcessView, RunningServer, WaitingServer, listening
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import REVOKED, DeviceActivity
 from attune.fedserver.home import ServedAddress, ServerHome
-from attune.fedserver.identity.admin import FederationAdmin
-from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.web import serving
-from attune.fedserver.web.actions import Action, Actions, DeviceName, NewToken, NoArguments
-from attune.fedserver.web.facts import Kind
-from attune.fedserver.web.page_tokens import METRICS_FILE, Keyring, metrics_token, new_token, own_token
-from attune.fedserver.web.serving import PageAddress
-from attune.fedserver.web.sources import FaultFeed, LedgerSource, ProcessView, listening
+from attune.seams import Running, Watch
 
 PLACE_FILE = "dashboard.json"
+HERE = "this process"  # shown of a simulation, in place of the address at which devices find a server
 
 
 class Operator:
     """Actions of the operator, on the federation's event loop. The audit log records each of them."""
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        members: Members,
-        registrar: Registrar,
-        admin_of: Callable[[str], FederationAdmin],
-        join_address: str,
-    ) -> None:
-        self._coordinator, self._members, self._registrar = coordinator, members, registrar
-        self._admin_of, self._address = admin_of, join_address
+    def __init__(self, running: Running, join_address: str) -> None:
+        self._coordinator, self._registrar, self._admin_of = running
+        self._address = join_address
 
     def actions(self) -> Actions:
         """Return the actions by name."""
@@ -63,7 +56,7 @@ class Operator:
     async def revoke(self, asked: DeviceName, by: str) -> dict[str, Any]:
         """Revoke a device and end its stream."""
         await self._admin_of(by).revoke(asked.name)
-        await self._members.shut_out({asked.name: CertificateRefused(REVOKED.format(asked.name))})
+        await self._coordinator.members.shut_out({asked.name: CertificateRefused(REVOKED.format(asked.name))})
         return {"said": f"{asked.name} is revoked"}
 
     async def pause(self, asked: NoArguments, by: str) -> dict[str, Any]:
@@ -78,6 +71,26 @@ class Operator:
         await self._admin_of(by).note_pause(on)
         await self._coordinator.pause(on)
         return {"said": "The open round goes on to its end. No further round opens until you resume." if on else ""}
+
+
+def page_of_simulation(dashboard: bool | int | str) -> Watch:
+    """Answer the seam `watch`. True is a free port, for this machine only.
+
+    Raises:
+        SettingError: The address is not a port or HOST:PORT.
+    """
+    place = PageAddress() if dashboard is True else PageAddress.parse(str(dashboard))
+
+    @contextlib.contextmanager
+    def watched(coordinator: Coordinator, storage: Storage) -> Iterator[None]:
+        listener, token = serving.bind(place), new_token()
+        with listening() as feed:
+            source = LedgerSource("simulation", storage, RunningServer(coordinator, HERE, feed))
+            with serving.serving(listener, place.host, Keyring(token), source):
+                click.echo(f"dashboard {serving.url_of(listener, token)}", err=True)
+                yield
+
+    return watched
 
 
 class SavedAddress(msgspec.Struct, frozen=True):
@@ -119,15 +132,9 @@ def keyring_of(home: ServerHome, server: ServerSettings) -> Keyring:
 
 @contextlib.contextmanager
 def page(
-    home: ServerHome,
-    asked: str | None,
-    address: ServedAddress,
-    server: ServerSettings,
-    kind: Kind,
-    life: Callable[[FaultFeed], ProcessView],
-    actions: Actions | None = None,
+    home: ServerHome, asked: str | None, address: ServedAddress, server: ServerSettings, life: Running | str
 ) -> Iterator[str | None]:
-    """Serve the page during the block; yield its address with the token, or None if the page is off.
+    """Serve the page during the block; yield its address with the token, or None if the page is off. The seam `page`.
 
     Args:
         home: The server's home.
@@ -135,9 +142,7 @@ def page(
             only. If that port is in use, a free one is taken.
         address: Address at which the server serves devices, or would.
         server: The settings of the server.
-        kind: The kind of the page.
-        life: Makes the view of the process, of what it logs from now on.
-        actions: The actions of the buttons; None: there are none.
+        life: As for the seam.
 
     Raises:
         PortInUse: The port that was asked for is in use.
@@ -162,7 +167,13 @@ def page(
     write_file(home.path / PLACE_FILE, msgspec.json.encode(chosen))
     keys = keyring_of(home, server)
     with listening() as feed:
-        source = LedgerSource(kind, home.open(), life(feed), home)
+        if isinstance(life, str):
+            actions: Actions | None = None
+            view: ProcessView = WaitingServer(life, feed)
+        else:
+            view = RunningServer(life.coordinator, f"{address.host}:{address.port}", feed)
+            actions = Operator(life, address.joined(server.advertise)).actions()
+        source = LedgerSource("server" if actions else "standby", home.open(), view, home)
         with serving.serving(listener, place.host, keys, source, actions, server.advertise):
             yield serving.url_of(listener, own_token(home), server.advertise)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import ipaddress
 import logging
 import socket
@@ -16,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 from attune.common import aio
 from attune.common.errors import PortInUse, SettingError
 from attune.common.text import host_and_port
-from attune.fedserver.web.facts import PageSource
+from attune.features.web.facts import PageSource
+from attune.fedserver.process import check_installed
 
 if TYPE_CHECKING:
-    from attune.fedserver.web.actions import Actions
-    from attune.fedserver.web.page_tokens import Keyring
+    from attune.features.web.actions import Actions
+    from attune.features.web.page_tokens import Keyring
 
 LOG = logging.getLogger("fedserver")
 LOCAL = "127.0.0.1"
 ANYWHERE = {"0.0.0.0": LOCAL, "::": "::1"}  # noqa: S104
-SERVER_EXTRA = ("grpc_health", "grpc_reflection", "prometheus_client", "starlette", "uvicorn")
 STOP_S, CONNECT_S = 5.0, 2.0
 BACKLOG = 16  # asyncio accepts so many connections at once, each with a descriptor
 
@@ -70,17 +69,6 @@ class PageAddress:
         except OSError:
             return False
         return True
-
-
-def check_installed() -> None:
-    """Check that the packages are installed that only a running server, or its page, needs.
-
-    Raises:
-        SettingError: One of them is missing.
-    """
-    missing = [name for name in SERVER_EXTRA if importlib.util.find_spec(name) is None]
-    if missing:
-        raise SettingError(f"a server needs {', '.join(missing)}, not installed here: pip install 'attune-fl[server]'")
 
 
 def bind(place: PageAddress) -> socket.socket:
@@ -156,11 +144,9 @@ async def _serve(
 ) -> None:
     import uvicorn
 
-    from attune.fedserver.web.actions import NO_ACTIONS
-    from attune.fedserver.web.guard import Guard
-    from attune.fedserver.web.hub import Hub
-    from attune.fedserver.web.limits import MOST_HEAD, BoundedHttp
-    from attune.fedserver.web.routes import Routes
+    from attune.features.web.actions import NO_ACTIONS
+    from attune.features.web.guard import MOST_HEAD, BoundedHttp, Guard
+    from attune.features.web.routes import Hub, Routes
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager

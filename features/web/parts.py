@@ -10,9 +10,9 @@ from attune import __version__
 from attune.common.metrics import METRICS
 from attune.common.statistics import gain_of
 from attune.common.task import described
+from attune.features.web.facts import PageFacts
 from attune.fedserver.federation.streams import DeviceStage, Span
 from attune.fedserver.view.status import FINISHED, warnings_of
-from attune.fedserver.web.facts import PageFacts
 
 RUN = (
     "state", "phase", "running", "address", "method", "model", "round", "rounds", "adapting", "min_clients", "accuracy",

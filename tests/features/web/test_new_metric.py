@@ -12,6 +12,9 @@ from attune.common.config import TrainSettings
 from attune.common.metrics import METRICS, MetricDescriptor, Metrics
 from attune.common.plan import ModelSpec, Plan
 from attune.contrib.publish import points
+from attune.features.web.facts import CondensedReports, PageFacts
+from attune.features.web.parts import parts
+from attune.features.web.prometheus import exposition
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import DeviceRecord, Report
@@ -19,10 +22,6 @@ from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.export import write_tables
 from attune.fedserver.view.status import status
 from attune.fedserver.view.summary import summarise
-from attune.fedserver.web.condensed import CondensedReports
-from attune.fedserver.web.facts import PageFacts
-from attune.fedserver.web.parts import parts
-from attune.fedserver.web.prometheus import exposition
 from attune.simulation.compare import RunData, compared
 from docs import tables
 

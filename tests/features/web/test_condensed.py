@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from attune.common.metrics import METRICS
 from attune.common.statistics import gain_of, verdict_of
+from attune.features.web.facts import CondensedReports
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.export import ORDER_COLUMNS
 from attune.fedserver.view.status import status
 from attune.fedserver.view.summary import row_of
-from attune.fedserver.web.condensed import CondensedReports
 
 NAMES = ("anna", "ben", "cleo")
 share = st.none() | st.floats(0, 1)

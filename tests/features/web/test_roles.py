@@ -16,6 +16,12 @@ from click.testing import CliRunner
 
 from attune.common.config import ServerSettings
 from attune.common.errors import HomeMismatch, SettingError
+from attune.features.web import page_tokens, pages
+from attune.features.web.actions import ARGUMENTS, Actions
+from attune.features.web.facts import PageFacts
+from attune.features.web.page_tokens import Keyring
+from attune.features.web.routes import Hub, Routes
+from attune.features.web.sources import FaultFeed, RunningServer
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import Record
 from attune.fedserver.federation.planner import PLANNING
@@ -23,15 +29,8 @@ from attune.fedserver.federation.steps import DOOR, STORES, Troubles
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status
-from attune.fedserver.web import page_tokens, pages
-from attune.fedserver.web.actions import ARGUMENTS, Actions
-from attune.fedserver.web.facts import PageFacts
-from attune.fedserver.web.hub import Hub
-from attune.fedserver.web.page_tokens import Keyring
-from attune.fedserver.web.routes import Routes
-from attune.fedserver.web.sources import FaultFeed, RunningServer
-from tests.fedserver.web.conftest import TOKEN, Source
-from tests.fedserver.web.test_guard import EMPTY
+from tests.features.web.conftest import TOKEN, Source
+from tests.features.web.test_guard import EMPTY
 
 METRICS = "a-token-that-reads-metrics"
 BODIES = {"token": {}, "revoke": {"name": "anna"}, "pause": {}, "resume": {}}

@@ -18,6 +18,7 @@ import msgspec
 from attune.common.identity.credential import short_form
 from attune.common.plan import run_name
 from attune.common.text import clean, from_json
+from attune.features.web.facts import AttentionMatrix, CondensedReports, HomeFacts, Kind, LoggedFault, PageFacts
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.streams import DeviceActivity
 from attune.fedserver.home import BACKUP_MADE, ServerHome
@@ -29,8 +30,6 @@ from attune.fedserver.ports.ledger import AuditEntry, Snapshot
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.sqlite import AUDIT_FILE
 from attune.fedserver.view.status import status
-from attune.fedserver.web.condensed import CondensedReports
-from attune.fedserver.web.facts import AttentionMatrix, HomeFacts, Kind, LoggedFault, PageFacts
 
 NO_ATTENTION = "{} stores no matrix of which device learns from which; fedmcsa, fedamp and their relatives do"
 TOO_EARLY = "There is no matrix before the first round is closed."

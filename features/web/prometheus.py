@@ -10,11 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from attune.common.metrics import METRICS
+from attune.features.web.facts import PageFacts
+from attune.features.web.parts import parts
 from attune.fedserver.core.accuracy import mean_metrics
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.federation.streams import DeviceStage
-from attune.fedserver.web.facts import PageFacts
-from attune.fedserver.web.parts import parts
 
 TYPE = CONTENT_TYPE_LATEST
 STATES = ("waiting", "training", "aggregating", "done", "failed")

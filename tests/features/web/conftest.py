@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from attune.fedserver.web import serving
-from attune.fedserver.web.actions import Actions
-from attune.fedserver.web.facts import AttentionMatrix, PageFacts
-from attune.fedserver.web.page_tokens import Keyring
-from attune.fedserver.web.serving import PageAddress
+from attune.features.web import serving
+from attune.features.web.actions import Actions
+from attune.features.web.facts import AttentionMatrix, PageFacts
+from attune.features.web.page_tokens import Keyring
+from attune.features.web.serving import PageAddress
 
 TOKEN = "a-token-of-tests"
 

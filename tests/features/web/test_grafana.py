@@ -11,10 +11,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import attune
+from attune.features.web.pages import of_home
 from attune.fedserver.home import ServerHome
-from attune.fedserver.web.pages import of_home
 from tests.e2e.harness import tabular_shard
-from tests.fedserver.web.conftest import TOKEN
+from tests.features.web.conftest import TOKEN
 
 FILE = Path(__file__).parents[3] / "deploy" / "grafana.json"
 QUERIES = [
@@ -113,9 +113,9 @@ def test_series_that_there_are_only_while_it_runs_or_with_certificates(served):
     """Use a server's facts about the remaining time and certificates."""
     from dataclasses import replace
 
-    from attune.fedserver.web.facts import PageFacts
-    from tests.fedserver.web.conftest import Source
-    from tests.fedserver.web.test_guard import EMPTY
+    from attune.features.web.facts import PageFacts
+    from tests.features.web.conftest import Source
+    from tests.features.web.test_guard import EMPTY
 
     running = dict(EMPTY.status) | {"running": True, "state": "training", "round": 3, "rounds": 10}
     facts = replace(PageFacts("server", running, []), round_s=2.0)

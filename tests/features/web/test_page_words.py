@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from attune.fedserver import web
+from attune.features import web
+from attune.features.web.facts import PageFacts
+from attune.features.web.parts import parts
 from attune.fedserver.core.fleet_verdict import fleet_verdicts
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status
-from attune.fedserver.web.facts import PageFacts
-from attune.fedserver.web.parts import parts
 
 NODE = shutil.which("node")
 PAGE = Path(web.__file__).parent / "page"

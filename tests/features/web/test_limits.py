@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from attune.features.web import guard
 from attune.fedserver.descriptors import limit, page_connections
-from attune.fedserver.web import limits
-from tests.fedserver.web.conftest import TOKEN, Source
-from tests.fedserver.web.test_guard import EMPTY
+from tests.features.web.conftest import TOKEN, Source
+from tests.features.web.test_guard import EMPTY
 
 WAIT_S = 30
 
@@ -40,7 +40,7 @@ def page(served):
 @pytest.fixture
 def quick(monkeypatch, served):
     """Serve a page where a request has half a second."""
-    monkeypatch.setattr(limits, "REQUEST_S", 0.5)
+    monkeypatch.setattr(guard, "REQUEST_S", 0.5)
     return served(Source(EMPTY))
 
 

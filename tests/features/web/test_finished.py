@@ -11,13 +11,13 @@ import pytest
 
 import attune
 from attune.common.errors import SettingError
+from attune.features.web.pages import of_home, show
+from attune.features.web.parts import parts
+from attune.features.web.prometheus import exposition
+from attune.features.web.serving import PageAddress
 from attune.fedserver.home import ServerHome
-from attune.fedserver.web.pages import of_home, show
-from attune.fedserver.web.parts import parts
-from attune.fedserver.web.prometheus import exposition
-from attune.fedserver.web.serving import PageAddress
 from tests.e2e.harness import tabular_shard, until
-from tests.fedserver.web.conftest import Page
+from tests.features.web.conftest import Page
 from tests.homes.kept import EXPORTED, SAVED, unlisted
 
 

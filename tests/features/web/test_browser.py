@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.harness import Federation, tabular_shard, until
-from tests.fedserver.web.conftest import Page
+from tests.features.web.conftest import Page
 from tests.needs import Later
 
 playwright = Later("playwright.sync_api")
@@ -153,13 +153,13 @@ def test_every_control_has_a_name_and_headings_are_in_order(federation, open_pag
 
 def test_what_devices_say_is_text(served, open_page):
     """Use notes, faults and troubles, which are in a peer's words; names are checked when a device enrols."""
+    from attune.features.web.facts import LoggedFault, PageFacts
     from attune.fedserver.core.messages import Record
     from attune.fedserver.core.records import DeviceRecord
     from attune.fedserver.federation.streams import DeviceStage, Span
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.view.status import status
-    from attune.fedserver.web.facts import LoggedFault, PageFacts
-    from tests.fedserver.web.conftest import TOKEN, Source
+    from tests.features.web.conftest import TOKEN, Source
 
     device = DeviceRecord(SCRIPT, "key", connected=True, since=1.0, note=SCRIPT)
     said = status(Snapshot(None, None, Record(reason=SCRIPT), (device,), (), ()), set(), SCRIPT, [SCRIPT])
@@ -175,11 +175,11 @@ def test_what_devices_say_is_text(served, open_page):
 
 def test_a_page_that_lost_its_server_says_so(served, open_page):
     """Check that the page also keeps its last facts."""
-    from attune.fedserver.web import serving
-    from attune.fedserver.web.page_tokens import Keyring
-    from attune.fedserver.web.serving import PageAddress
-    from tests.fedserver.web.conftest import TOKEN, Source
-    from tests.fedserver.web.test_guard import EMPTY
+    from attune.features.web import serving
+    from attune.features.web.page_tokens import Keyring
+    from attune.features.web.serving import PageAddress
+    from tests.features.web.conftest import TOKEN, Source
+    from tests.features.web.test_guard import EMPTY
 
     listener = serving.bind(PageAddress())
     with serving.serving(listener, "127.0.0.1", Keyring(TOKEN), Source(EMPTY)):
@@ -209,9 +209,9 @@ def test_the_view_for_programs_is_what_the_page_shows(federation):
 def test_a_score_is_called_by_its_name_with_its_direction(tmp_path, served, open_page, task, told, interval):
     """Check at 390 points of width that no words of a figure are smaller than 9, and a curve's colour is beside its name."""
     import attune
+    from attune.features.web.pages import of_home
     from attune.fedserver.home import ServerHome
-    from attune.fedserver.web.pages import of_home
-    from tests.fedserver.web.conftest import TOKEN
+    from tests.features.web.conftest import TOKEN
 
     x = np.random.default_rng(0).normal(size=(2, 60, 3)).astype("f4")
     y = {"regression": x[..., 0] * 5, "multilabel": (x > 0).astype(int), "classes": (x[..., 0] > 0).astype(int)}[task]
@@ -242,14 +242,13 @@ LONG = "a-station-with-a-very-long-name-of-sixty-three-characters-in-all"
 @pytest.fixture(scope="module")
 def crowded():
     """Return the facts of a finished run of devices with the longest names, notes and reports."""
+    from attune.features.web.facts import CondensedReports, HomeFacts, LoggedFault, PageFacts
     from attune.fedserver.core.messages import Phase, Record
     from attune.fedserver.core.records import DeviceRecord
     from attune.fedserver.federation.streams import DeviceStage, Span
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.view.status import status
-    from attune.fedserver.web.condensed import CondensedReports
-    from attune.fedserver.web.facts import HomeFacts, LoggedFault, PageFacts
-    from tests.fedserver.web.test_operators_view import SETTINGS, report
+    from tests.features.web.test_operators_view import SETTINGS, report
 
     names = [f"{LONG[:60]}-{n}" for n in range(3)]
     devices = tuple(DeviceRecord(name, "key", since=1.0, note="x" * 300) for name in names)
@@ -264,8 +263,8 @@ def crowded():
 
 
 def test_a_telephone_shows_long_names_without_scrolling(served, crowded, open_page):
-    from attune.fedserver.web.facts import AttentionMatrix
-    from tests.fedserver.web.conftest import TOKEN, Source
+    from attune.features.web.facts import AttentionMatrix
+    from tests.features.web.conftest import TOKEN, Source
 
     names = [client["name"] for client in crowded.status["clients"]]
     matrix = AttentionMatrix(names, [[0.3] * 3] * 3, ["mean", f"layer.{LONG}"], "mean")
@@ -289,8 +288,8 @@ def test_a_telephone_shows_long_names_without_scrolling(served, crowded, open_pa
 
 
 def test_cards_without_content_are_left_out(served, open_page):
-    from tests.fedserver.web.conftest import TOKEN, Source
-    from tests.fedserver.web.test_guard import EMPTY
+    from tests.features.web.conftest import TOKEN, Source
+    from tests.features.web.test_guard import EMPTY
 
     here = served(Source(EMPTY))
     page, wrong = open_page(f"http://127.0.0.1:{here.port}/?token={TOKEN}", 390)

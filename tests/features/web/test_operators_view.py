@@ -12,6 +12,9 @@ import attune
 from attune.common.config import ServerSettings, convert
 from attune.common.errors import SettingError
 from attune.common.identity.credential import short_form
+from attune.features.web.facts import CondensedReports, PageFacts
+from attune.features.web.pages import of_home
+from attune.features.web.parts import parts
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord, Report
@@ -20,10 +23,6 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.homes import render_status
 from attune.fedserver.view.status import status
-from attune.fedserver.web.condensed import CondensedReports
-from attune.fedserver.web.facts import PageFacts
-from attune.fedserver.web.pages import of_home
-from attune.fedserver.web.parts import parts
 from tests.e2e.harness import tabular_shard
 
 SETTINGS = {"method": {"name": "fedavg"}, "round": {"rounds": 2}}
@@ -123,7 +122,7 @@ def test_a_name_that_could_disturb_a_terminal_or_a_title_is_refused(wrong):
 
 
 def test_disk_and_last_backup_are_on_the_page_and_in_metrics(home, tmp_path, served):
-    from tests.fedserver.web.conftest import TOKEN
+    from tests.features.web.conftest import TOKEN
 
     page = served(of_home(home))
     run = parts(of_home(home).look())["run"]

@@ -1,0 +1,133 @@
+"""Seams: every place where the core calls a feature, in the order of a run. docs/seams.md is made from this module.
+
+A feature is a folder `features/NAME`. Its `feature.py` has one FEATURE, which names what answers the seams. The core imports
+no feature: it calls a seam. At most one feature answers a seam. A seam's body is what happens without that feature: less, or
+a refusal that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, wraps
+from importlib import import_module
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from attune.common.errors import SettingError
+
+if TYPE_CHECKING:
+    from attune.common.config import ServerSettings
+    from attune.fedserver.federation.coordinator import Coordinator
+    from attune.fedserver.home import ServedAddress, ServerHome
+    from attune.fedserver.identity.admin import FederationAdmin
+    from attune.fedserver.identity.registrar import Registrar
+    from attune.fedserver.ports.storage import Storage
+
+F = TypeVar("F", bound=Callable[..., Any])
+Watch = Callable[["Coordinator", "Storage"], AbstractContextManager[None]]
+FOLDER = Path(__file__).parent / "features"
+COMMANDS = {"dashboard": "web", "dashboard-token": "web"}  # commands of `fedserver`, and the features that have them
+SEAMS: dict[str, Callable[..., Any]] = {}  # by name, in the order of a run
+
+
+class FeatureNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Contents of a feature, as names. Each place is "module:attribute", which is imported when it is used.
+
+    Attributes:
+        name: Name of the folder.
+        rank: Place among the features, which are asked in this order.
+        answers: Place of the answer to each seam.
+        commands: Place of each command that it adds to `fedserver`.
+        packages: Packages that a server needs for it.
+    """
+
+    name: str
+    rank: int
+    answers: Mapping[str, str] = {}
+    commands: Mapping[str, str] = {}
+    packages: tuple[str, ...] = ()
+
+
+class Running(NamedTuple):
+    """A federation that this process serves. `admin_of` gives the decisions of somebody whom the audit log names."""
+
+    coordinator: Coordinator
+    registrar: Registrar
+    admin_of: Callable[[str], FederationAdmin]
+
+
+@cache
+def features() -> tuple[FeatureNames, ...]:
+    """Return the features of this installation, in the order of their ranks."""
+    names = sorted(path.parent.name for path in FOLDER.glob("*/feature.py"))
+    here: list[FeatureNames] = [import_module(f"attune.features.{name}.feature").FEATURE for name in names]
+    return tuple(sorted(here, key=lambda feature: feature.rank))
+
+
+def absent(feature: str, what: str) -> SettingError:
+    """Return the refusal of something that needs a feature which is not here."""
+    return SettingError(f"{what} needs the feature {feature!r}, which is not in this installation of attune")
+
+
+def commands() -> dict[str, str]:
+    """Return the places of the commands that features add to `fedserver`, by name."""
+    return {name: place for feature in features() for name, place in feature.commands.items()}
+
+
+def command(name: str) -> Any:
+    """Return the command that a feature adds to `fedserver`; None: it is no feature's.
+
+    Raises:
+        SettingError: The feature that has it is not here.
+    """
+    if (place := commands().get(name)) is not None:
+        return resolve_name(place)
+    if name in COMMANDS:
+        raise absent(COMMANDS[name], f"fedserver {name}")
+    return None
+
+
+def seam(default: F) -> F:
+    """Make a seam of a function, whose body is what happens without the feature that answers."""
+    name = default.__name__
+
+    @wraps(default)
+    def asked(*arguments: Any, **named: Any) -> Any:
+        answer = next((feature.answers[name] for feature in features() if name in feature.answers), None)
+        return (default if answer is None else resolve_name(answer))(*arguments, **named)
+
+    SEAMS[name] = asked
+    return cast(F, asked)
+
+
+# --- the server
+
+
+@seam
+@contextmanager
+def page(
+    home: ServerHome, asked: str | None, address: ServedAddress, server: ServerSettings, life: Running | str
+) -> Iterator[str | None]:
+    """Show the federation to browsers and monitors during the block, which gets the address of the page or None.
+
+    `asked` is the value of `--dashboard`, and `address` is where devices find the server. `life` is the federation that runs, or
+    the reason why a standby waits.
+    """
+    if asked not in (None, "off"):
+        raise absent("web", f"--dashboard {asked}")
+    if server.metrics_token_file:
+        raise absent("web", "setting server.metrics_token_file")
+    yield None
+
+
+# --- a simulation
+
+
+@seam
+def watch(dashboard: bool | int | str) -> Watch:
+    """Return the page of a simulation, for `attune.simulate(dashboard=...)`; it is served while the federation runs."""
+    raise absent("web", "a dashboard")
