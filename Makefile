@@ -150,7 +150,7 @@ demo: install
 
 # Tests executor "ray" and `fedserver --lab ray` in clusters on this machine, with an own environment: some six minutes.
 ray: .venv-ray/installed
-	.venv-ray/bin/pytest tests/simulation/test_ray.py tests/fedserver/lab/cluster
+	.venv-ray/bin/pytest tests/simulation/test_ray.py tests/features/cluster
 
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray

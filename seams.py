@@ -21,10 +21,12 @@ from attune.common.errors import SettingError
 
 if TYPE_CHECKING:
     from attune.common.config import ServerSettings
+    from attune.fedclient.work.processes.remote_executor import RemoteExecutor
     from attune.fedserver.federation.coordinator import Coordinator
     from attune.fedserver.home import ServedAddress, ServerHome
     from attune.fedserver.identity.admin import FederationAdmin
     from attune.fedserver.identity.registrar import Registrar
+    from attune.fedserver.ports.lab import LabCluster
     from attune.fedserver.ports.storage import Storage
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,14 +110,20 @@ def seam(default: F) -> F:
 
 
 @seam
+def lab_cluster(lab: str, workers: int) -> LabCluster:
+    """Return the cluster of `--lab`, which is not "local", and `--lab-workers`. It is connected later."""
+    raise absent("cluster", "--lab-workers" if lab == "local" else f"--lab {lab}")
+
+
+@seam
 @contextmanager
 def page(
     home: ServerHome, asked: str | None, address: ServedAddress, server: ServerSettings, life: Running | str
 ) -> Iterator[str | None]:
     """Show the federation to browsers and monitors during the block, which gets the address of the page or None.
 
-    `asked` is the value of `--dashboard`, and `address` is where devices find the server. `life` is the federation that runs, or
-    the reason why a standby waits.
+    `asked` is the value of `--dashboard`, and `address` is where devices find the server. `life` is the federation that runs,
+    or the reason why a standby waits.
     """
     if asked not in (None, "off"):
         raise absent("web", f"--dashboard {asked}")
@@ -124,7 +132,13 @@ def page(
     yield None
 
 
-# --- a simulation
+# --- devices, and a simulation
+
+
+@seam
+def ray_workers(size: int | None = None) -> RemoteExecutor:
+    """Return the executor "ray": so many workers of a Ray cluster, by default one for each processor."""
+    raise absent("cluster", "the executor 'ray'")
 
 
 @seam

@@ -23,10 +23,10 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import Cast, manifest_of
+from attune.features.cluster.cluster_carrier import cluster_maker
+from attune.features.cluster.worker_pool import WorkerPool
+from attune.features.cluster.workers import StoreWorker
 from attune.fedserver.lab.build import AggregatorSpec, made
-from attune.fedserver.lab.cluster.cluster_carrier import cluster_maker
-from attune.fedserver.lab.cluster.worker_pool import WorkerPool
-from attune.fedserver.lab.cluster.workers import StoreWorker
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.checked_blobs import OBJECTS
 from attune.fedserver.stores.remote import RemoteStorage

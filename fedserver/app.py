@@ -39,11 +39,11 @@ from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.bound_secrets import bind_secrets, check_secrets
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
 from attune.fedserver.lab.client_noise import secret_of
-from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.direct import DirectStore
+from attune.fedserver.ports.lab import LabCluster
 from attune.fedserver.ports.storage import HomeStorage, Storage
 from attune.fedserver.rpc.server import GrpcServer
 from attune.fedserver.standby import NeverServed, only_server
@@ -69,7 +69,7 @@ class ServerOptions:
     dashboard: str | None = None  # HOST:PORT, "off", or None: where it was before, else on this machine alone
     clock: Clock = Clock()  # noqa: RUF009 - it is immutable
     join_uses: int = 1  # how many devices the printed token admits
-    location: LabLocation = THIS_PROCESS  # where rounds are computed
+    cluster: LabCluster | None = None  # that computes rounds; None: this process does
     storage: StoragePlace | None = None  # where ledger and blobs are; None: where they were before, else in the home
     is_first: bool = True  # whether this process has served no leg of a race before
     allow_code: tuple[str, ...] = ()  # code that the home may bring, by name
@@ -194,12 +194,10 @@ async def _laboratory(
     Raises:
         SettingError: The workers cannot be had.
     """
-    if not options.location.is_here:
-        process.prepare_ray()
-    lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.location)
+    lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.cluster)
     try:
-        if workers := await lab.connect():
-            options.say(f"rounds are carried out by {workers} workers (--lab {options.location.lab})")
+        if options.cluster and (workers := await lab.connect()):
+            options.say(f"rounds are carried out by {workers} workers (--lab {options.cluster.lab})")
         yield lab
     finally:
         await lab.close()

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attune.features.web.page_tokens import Keyring, PageCaller
-from attune.fedserver.descriptors import limit, page_connections
+from attune.fedserver.process import limit, page_connections
 
 REQUEST_S = 10.0  # for a whole request, from the opening of its connection or the end of the answer before
 MOST_HEAD = 16_384  # bytes of a request's line and headers

@@ -19,6 +19,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 
 if TYPE_CHECKING:
     from attune.fedserver.core.collector import Unmasking
+    from attune.fedserver.lab.build import Maker
 
 Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
 
@@ -177,3 +178,29 @@ class Lab(Protocol):
 
         The state before the present one always stays.
         """
+
+
+class LabCluster(Protocol):
+    """Cluster whose workers carry rounds out; `lab` is the value of --lab. Its methods are called on the lab's thread."""
+
+    lab: str
+
+    def device(self, name: str) -> str:
+        """Return the processor that this server uses where the settings say `name`.
+
+        Raises:
+            SettingError: The workers have no such processor.
+        """
+
+    def connect(self, threads: int) -> int:
+        """Connect, and return the number of workers, each with so many threads.
+
+        Raises:
+            SettingError: The cluster cannot be reached.
+        """
+
+    def maker(self) -> Maker:
+        """Return what makes aggregators whose rounds the workers carry out."""
+
+    def close(self) -> None:
+        """Release the workers."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from attune.fedserver.descriptors import device_connections
+from attune.fedserver.process import device_connections
 from attune.fedserver.rpc.unread_bytes import Peer, Traffic, UnreadBytes, traffic_of
 
 DESCRIPTORS = Path("/dev/fd")

@@ -24,7 +24,6 @@ from attune.common.errors import LedgerBusy, LimitExceeded, PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
 from attune.fedserver import process
 from attune.fedserver.core.advice import HANDSHAKE
-from attune.fedserver.descriptors import raise_limit
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.direct_transfers import DirectTransfers
@@ -37,6 +36,7 @@ from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
 from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.storage import Storage
+from attune.fedserver.process import raise_limit
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth, caller
 from attune.fedserver.rpc.connection_limiter import PAUSE_S, Bounds, ConnectionLimiter, ConnectionReport

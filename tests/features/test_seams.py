@@ -20,10 +20,10 @@ CORE = ("common", "fedserver", "fedclient", "simulation")
 
 
 def called() -> set[str]:
-    """Return the seams that the core calls."""
+    """Return the seams that the core uses."""
     texts = [path.read_text(encoding="utf-8") for top in CORE for path in (ROOT / top).rglob("*.py")]
     calling = [text for text in texts if re.search(r"^ *from attune(\.seams import| import seams)", text, re.MULTILINE)]
-    return {name for name in seams.SEAMS for text in calling if re.search(rf"(seams\.|(?<![.\w])){name}\(", text)}
+    return {name for name in seams.SEAMS for text in calling if re.search(rf"(seams\.|(?<![.\w])){name}\b", text)}
 
 
 def test_each_seam_is_called_by_the_core_and_answered_by_one_feature() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from attune.features.web import guard
-from attune.fedserver.descriptors import limit, page_connections
+from attune.fedserver.process import limit, page_connections
 from tests.features.web.conftest import TOKEN, Source
 from tests.features.web.test_guard import EMPTY
 

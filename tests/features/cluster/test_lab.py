@@ -8,21 +8,23 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import SettingError
+from attune.features.cluster.server import RayLab
+from attune.features.cluster.worker_pool import WorkerPool
 from attune.fedserver.executors import Executors
-from attune.fedserver.lab.cluster.location import LabLocation
-from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.storage import Storage
 from attune.simulation.memory import MemoryStorage
-from tests.fedserver.lab.cluster.inline_cluster import InlineCluster
+from tests.features.cluster.inline_cluster import InlineCluster
 from tests.fedserver.ports.test_lab import METHODS, federation
 
 
 def run(method: str, cluster: InlineCluster | None, remote: Storage | None = None) -> list[str]:
     executors, storage = Executors(), remote or MemoryStorage()
     try:
-        lab = ThreadLab(storage.blobs, executors, threads=1)
-        lab._pool = None if cluster is None else WorkerPool(cluster)
+        located = None if cluster is None else RayLab("ray")
+        if located is not None:
+            located.pool = WorkerPool(cluster)
+        lab = ThreadLab(storage.blobs, executors, threads=1, cluster=located)
         return aio.run(federation(storage, lab, method))
     finally:
         executors.shutdown()
@@ -40,29 +42,20 @@ def test_every_method_has_the_same_bits_on_workers(method: str, dies: int) -> No
 @pytest.mark.parametrize("lab", ["ray:", "ray://", "ray://host", "http://host:1", "Ray", "ray://a b:1", "ray://host:port", ""])
 def test_a_place_that_is_none_is_refused(lab: str) -> None:
     with pytest.raises(SettingError, match=r"say local, ray \(a Ray cluster of this machine\) or ray://HOST:PORT"):
-        LabLocation(lab)
+        RayLab(lab)
 
 
 def test_without_ray_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingError, match=r"--lab ray needs Ray: pip install 'attune-fl\[ray\]'"):
-        LabLocation("ray")
-    assert LabLocation().is_here, "which needs none"
+        RayLab("ray")
 
 
 def test_workers_are_of_a_cluster_and_have_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingError, match="--lab-workers"):
-        LabLocation("local", 2)
-    monkeypatch.setattr("attune.fedserver.lab.cluster.location.find_spec", lambda name: object())
-    location = LabLocation("ray://host:10001", 4)
-    assert (location.address, location.is_here, location.device("auto"), location.device("cpu")) == (
-        "ray://host:10001",
-        False,
-        "cpu",
-        "cpu",
-    )
-    assert (
-        LabLocation("ray").address == "" and LabLocation().device("cuda") == "cuda" and LabLocation("ray://[::1]:10001").address
-    )
+        RayLab("local", 2)
+    location = RayLab("ray://host:10001", 4)
+    assert (location.address, location.device("auto"), location.device("cpu")) == ("ray://host:10001", "cpu", "cpu")
+    assert RayLab("ray").address == "" and RayLab("ray://[::1]:10001").address
     with pytest.raises(SettingError, match=r"server\.device cuda: the workers of --lab ray://host:10001 have no GPU"):
         location.device("cuda")

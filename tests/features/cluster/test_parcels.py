@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.common.wire.tensors import DTYPES, manifest_of
+from attune.features.cluster.workers import columns_of, pack, unit_batches, unpack
 from attune.fedserver.lab.aggregators.base import Block, Unit
-from attune.fedserver.lab.cluster.parcels import columns_of, unit_batches
-from attune.fedserver.lab.cluster.workers import pack, unpack
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 dtypes = st.sampled_from(sorted(DTYPES))

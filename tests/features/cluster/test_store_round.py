@@ -19,14 +19,14 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Cast, bytes_of, manifest_of
+from attune.features.cluster.workers import StoredRound
 from attune.fedserver.lab.checks import BoundedTensors, RebasedTensors
-from attune.fedserver.lab.cluster.workers import StoredRound
 from attune.fedserver.lab.vault import NotFinite
 from attune.fedserver.ports.blobs import Damaged
 from tests import engines
-from tests.fedserver.lab.cluster.conftest import SHAPES, Played, draw, rounds, update
-from tests.fedserver.lab.cluster.inline_cluster import InlineCluster
-from tests.fedserver.lab.cluster.test_lab import run
+from tests.features.cluster.conftest import SHAPES, Played, draw, rounds, update
+from tests.features.cluster.inline_cluster import InlineCluster
+from tests.features.cluster.test_lab import run
 from tests.fedserver.ports.test_lab import METHODS
 
 pytest.importorskip("psycopg")

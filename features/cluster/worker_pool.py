@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from attune.common.errors import LedgerBusy, SettingError
-from attune.fedserver.lab.cluster.workers import WorkerVersions
+from attune.features.cluster.workers import WorkerVersions
 from attune.fedserver.lab.vault import NotFinite
 from attune.fedserver.ports.blobs import Damaged
 

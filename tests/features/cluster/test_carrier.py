@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from attune.common import plugins
 from attune.common.errors import SettingError
 from attune.common.exchange.transform import PartUpdate
-from attune.fedserver.lab.cluster.worker_pool import WorkerPool
+from attune.features.cluster.worker_pool import WorkerPool
+from tests.features.cluster.conftest import SHAPES, Played, rounds, update
+from tests.features.cluster.inline_cluster import InlineCluster
 from tests.fedserver.lab.aggregators.test_attention import close, matrices, oracle, rows_of
-from tests.fedserver.lab.cluster.conftest import SHAPES, Played, rounds, update
-from tests.fedserver.lab.cluster.inline_cluster import InlineCluster
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
@@ -137,7 +137,7 @@ def test_calls_go_to_all_workers(new_pool):
 
 
 def test_workers_of_another_version_are_refused(monkeypatch):
-    from attune.fedserver.lab.cluster import workers
+    from attune.features.cluster import workers
 
     monkeypatch.setattr(workers, "version", lambda package: "0.0.7")
     cluster = InlineCluster(2)

@@ -19,6 +19,17 @@ from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.wire.files import TensorFile
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import Cast, TensorSource
+from attune.features.cluster.worker_pool import ClusterUnusable, PoolCall, WorkerPool
+from attune.features.cluster.workers import (
+    PARCEL_BYTES,
+    PackedTensors,
+    UnitBatch,
+    columns_of,
+    pack,
+    pack_updates,
+    unit_batches,
+    unpack,
+)
 from attune.fedserver.lab.aggregators.base import (
     Aggregator,
     Block,
@@ -35,9 +46,6 @@ from attune.fedserver.lab.aggregators.base import (
 )
 from attune.fedserver.lab.build import AggregatorSpec, Maker, made
 from attune.fedserver.lab.checks import BoundedTensors, RebasedTensors
-from attune.fedserver.lab.cluster.parcels import PARCEL_BYTES, UnitBatch, columns_of, unit_batches
-from attune.fedserver.lab.cluster.worker_pool import ClusterUnusable, PoolCall, WorkerPool
-from attune.fedserver.lab.cluster.workers import PackedTensors, pack, pack_updates, unpack
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.ports.blobs import SharedBlobs, shared_blobs
 
@@ -96,7 +104,7 @@ class StoreRound:
             NotFinite, Damaged, LedgerBusy: As in one process.
             ClusterUnusable: The cluster is gone, and nothing is staged.
         """
-        from attune.fedserver.lab.cluster.workers import Piece, WrittenBlob
+        from attune.features.cluster.workers import Piece, WrittenBlob
 
         kept = self._aggregator.kept(self._updates)
         try:
@@ -151,7 +159,7 @@ class StoreRound:
         return self._aggregator.combine(unit, [partials[block] for block in unit.blocks], self._updates)
 
     def _round(self) -> Any:
-        from attune.fedserver.lab.cluster.workers import PresentValues, StoredRound
+        from attune.features.cluster.workers import PresentValues, StoredRound
 
         values = {key: self._vault.read(key) for key in self._aggregator.reads(self._updates)}
         return StoredRound(self._spec, list(self._updates), PresentValues(self._vault.keys(), values), self._blobs.ranges)

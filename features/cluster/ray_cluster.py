@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import warnings
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from attune.common.errors import SettingError
-from attune.fedserver.lab.cluster.location import LabLocation
-from attune.fedserver.lab.cluster.worker_pool import PASSED_ON, ClusterUnusable, WorkerLost, WorkerPool
-from attune.fedserver.lab.cluster.workers import StoreWorker
+from attune.features.cluster.worker_pool import PASSED_ON, ClusterUnusable, WorkerLost, WorkerPool
+from attune.features.cluster.workers import StoreWorker
+
+if TYPE_CHECKING:
+    from attune.features.cluster.server import RayLab
 
 CHECK_S = 1.0  # seconds between two checks of a worker's heartbeat while its result is awaited
 START_S = 60.0  # seconds for a worker's first heartbeat
@@ -126,7 +128,7 @@ class RayCluster:
         ray.shutdown()
 
 
-def connect(location: LabLocation, threads: int) -> WorkerPool:
+def connect(location: RayLab, threads: int) -> WorkerPool:
     """Return a pool over the cluster of `location`, each worker with so many threads. Raises SettingError."""
     return WorkerPool(RayCluster(location.address, threads, location.workers))
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from attune.fedserver.lab.cluster.worker_pool import PASSED_ON, ClusterUnusable, WorkerLost
-from attune.fedserver.lab.cluster.workers import StoreWorker
+from attune.features.cluster.worker_pool import PASSED_ON, ClusterUnusable, WorkerLost
+from attune.features.cluster.workers import StoreWorker
 
 Call = tuple[int, str, tuple[Any, ...]]  # number of the worker, from 0 in the order of starts; the method; the arguments
 

@@ -15,22 +15,21 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import SettingError
-from attune.fedserver import process
+from attune.features.cluster.server import RayLab, prepare_ray
+from attune.features.cluster.worker_pool import PoolCall, WorkerPool
 from attune.fedserver.home import ServerHome
-from attune.fedserver.lab.cluster.location import LabLocation
-from attune.fedserver.lab.cluster.worker_pool import PoolCall, WorkerPool
 from benchmarks.rough import Proxy
 from tests import engines
 from tests.e2e.harness import Federation, digit_shards, run_to_the_end, until
-from tests.fedserver.lab.cluster import counted_server
-from tests.fedserver.lab.cluster.conftest import KINDS, Played, rounds
-from tests.fedserver.lab.cluster.ray_head import Head, descendants, free_port
-from tests.fedserver.lab.cluster.test_store_round import InStore
+from tests.features.cluster import counted_server
+from tests.features.cluster.conftest import KINDS, Played, rounds
+from tests.features.cluster.ray_head import Head, descendants, free_port
+from tests.features.cluster.test_store_round import InStore
 from tests.plugins.installed import NAME, install, with_package
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make ray")
 CPUS = 4
-process.prepare_ray()
+prepare_ray()
 SMALL = (
     "--rounds",
     "3",
@@ -51,9 +50,9 @@ def pool(head: Head, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     workers = request.param
     if workers == 4:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{head.port}")
-    from attune.fedserver.lab.cluster.ray_cluster import connect
+    from attune.features.cluster.ray_cluster import connect
 
-    found = connect(LabLocation("ray" if workers in (2, 4) else head.address, workers), threads=1)
+    found = connect(RayLab("ray" if workers in (2, 4) else head.address, workers), threads=1)
     yield found
     found.close()
 
@@ -121,7 +120,7 @@ def test_a_worker_that_is_killed_in_a_step_is_replaced(
 def test_a_worker_that_is_silent_counts_as_dead(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from attune.fedserver.lab.cluster import ray_cluster
+    from attune.features.cluster import ray_cluster
 
     alone, spread = Played("attention", {}), Played("attention", {}, pool)
     monkeypatch.setattr(ray_cluster, "SILENT_S", 10.0)
@@ -272,11 +271,11 @@ def test_where_the_cluster_ends_in_mid_run_the_server_goes_on_by_itself(
 
 
 def test_an_address_where_no_cluster_is_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attune.fedserver.lab.cluster.ray_cluster import connect
+    from attune.features.cluster.ray_cluster import connect
 
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     with pytest.raises(SettingError, match=r"no Ray cluster could be used at ray://127\.0\.0\.1:\d+ .*ray status"):
-        connect(LabLocation(f"ray://127.0.0.1:{free_port()}"), threads=1)
+        connect(RayLab(f"ray://127.0.0.1:{free_port()}"), threads=1)
 
 
 def name_of(pid: int) -> str:
