@@ -7,8 +7,8 @@ a refusal that names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
@@ -20,19 +20,29 @@ import msgspec
 from attune.common.errors import SettingError
 
 if TYPE_CHECKING:
+    from asyncio import Future
+
     from attune.common.config import ServerSettings
     from attune.fedclient.work.processes.remote_executor import RemoteExecutor
+    from attune.fedserver.core.orderbook import OrderBook
     from attune.fedserver.federation.coordinator import Coordinator
+    from attune.fedserver.federation.updates import Updates
     from attune.fedserver.home import ServedAddress, ServerHome
     from attune.fedserver.identity.admin import FederationAdmin
     from attune.fedserver.identity.registrar import Registrar
     from attune.fedserver.ports.lab import LabCluster
-    from attune.fedserver.ports.storage import Storage
+    from attune.fedserver.ports.storage import HomeStorage, Storage
+    from attune.fedserver.rpc.service import DirectCalls
 
 F = TypeVar("F", bound=Callable[..., Any])
+DirectMaker = Callable[["OrderBook", "Updates"], "DirectCalls"]
 Watch = Callable[["Coordinator", "Storage"], AbstractContextManager[None]]
 FOLDER = Path(__file__).parent / "features"
-COMMANDS = {"dashboard": "web", "dashboard-token": "web"}  # commands of `fedserver`, and the features that have them
+COMMANDS = {
+    "dashboard": "web",
+    "dashboard-token": "web",
+    "migrate": "remote",
+}  # commands of `fedserver`, and the features that have them
 SEAMS: dict[str, Callable[..., Any]] = {}  # by name, in the order of a run
 
 
@@ -107,6 +117,40 @@ def seam(default: F) -> F:
 
 
 # --- the server
+
+
+class NeverServed(Exception):
+    """End of a process by a signal, while it waited in `only_server`."""
+
+
+@seam
+def remote_storage(folder: Path, ledger: str, blobs: str) -> HomeStorage:
+    """Return the storage of the home `folder`, whose ledger and blobs have these URLs. One process asks once for each home."""
+    raise absent("remote", f"state in {blobs} (--ledger and --blobs)")
+
+
+@seam
+@asynccontextmanager
+async def only_server(
+    home: ServerHome, address: ServedAddress, dashboard: str | None, say: Callable[[str], None], signalled: Future[str]
+) -> AsyncIterator[None]:
+    """Hold the home and its storage during the block, as soon as no other server does.
+
+    `address` is where this process will serve devices, `dashboard` the value of that option, and `say` gets each line for the
+    operator. `signalled` gets the name of the signal that ends this process: then NeverServed is raised. HomeBusy: a server
+    runs on the home itself.
+    """
+    with home.locked():
+        yield
+
+
+@seam
+def direct_transfers(storage: HomeStorage, public_url: str) -> DirectMaker:
+    """Return what makes the transfers between devices and the store themselves, for `server.transfer = "direct"`.
+
+    `public_url` is the address of the store for devices; empty: the one for this server.
+    """
+    raise absent("remote", 'setting server.transfer = "direct"')
 
 
 @seam

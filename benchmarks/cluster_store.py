@@ -26,12 +26,12 @@ from attune.common.wire.tensors import Cast, manifest_of
 from attune.features.cluster.cluster_carrier import cluster_maker
 from attune.features.cluster.worker_pool import WorkerPool
 from attune.features.cluster.workers import StoreWorker
+from attune.features.remote.s3 import S3Blobs
+from attune.features.remote.s3_objects import S3Objects
+from attune.features.remote.storage import RemoteStorage
 from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.checked_blobs import OBJECTS
-from attune.fedserver.stores.remote import RemoteStorage
-from attune.fedserver.stores.s3 import S3Blobs
-from attune.fedserver.stores.s3_objects import S3Objects
 from benchmarks.cluster_lab import spec_of
 from benchmarks.machine import machine
 

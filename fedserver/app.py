@@ -42,12 +42,10 @@ from attune.fedserver.lab.client_noise import secret_of
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.lab import LabCluster
-from attune.fedserver.ports.storage import HomeStorage, Storage
+from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.server import GrpcServer
-from attune.fedserver.standby import NeverServed, only_server
-from attune.seams import Running, page
+from attune.seams import DirectMaker, NeverServed, Running, direct_transfers, only_server, page
 
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
@@ -87,7 +85,7 @@ class _Opened:
     overrides: dict[str, Any]
     settings: ResolvedSettings
     turn: Turn | None  # of a race
-    direct: DirectStore | None  # with which devices exchange blobs themselves
+    direct: DirectMaker | None  # of transfers between devices and the store themselves
 
     def admin(self, who: str) -> FederationAdmin:
         return FederationAdmin(self.storage.ledger, who)
@@ -106,7 +104,7 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
         first = planning.resolve(fleet_race.check_possible(overrides))
         check_secret(first.privacy)
         if first.server.transfer == "direct" and options.storage is None:
-            home.open().direct("")
+            direct_transfers(home.open(), "")
         for line in await asyncio.to_thread(check_declared, first):
             options.say(f"warning: {line}")
     elif home.storage_place() or options.storage:  # before it waits as a standby
@@ -164,25 +162,13 @@ async def _opened(
             await bind_secrets(storage, snapshot.commitments, home.authority, settings.privacy.on_server)
             storage.bound_cache(settings.server.cache_bytes)
             storage.blobs.sweep()
-            direct = _direct(storage, settings.server)
+            is_direct = settings.server.transfer == "direct"
+            direct = direct_transfers(storage, settings.server.direct_url) if is_direct else None
             async with _laboratory(options, settings.server, storage.blobs, executors) as lab:
                 yield _Opened(home, authority, storage, lab, executors, merged, settings, turn, direct)
         finally:
             executors.shutdown()
             await storage.close()
-
-
-def _direct(storage: HomeStorage, server: ServerSettings) -> DirectStore | None:
-    """Return the store with which devices exchange blobs themselves, if they may. What earlier processes left there goes.
-
-    Raises:
-        SettingError: This storage has none.
-    """
-    if server.transfer == "stream":
-        return None
-    direct = storage.direct(server.direct_url)
-    direct.sweep()
-    return direct
 
 
 @asynccontextmanager
@@ -214,7 +200,6 @@ async def _serve(options: ServerOptions, opened: _Opened, signalled: asyncio.Fut
         settings.server, registrar, opened.admin("operator over the network"), Refusals(ledger), coordinator, opened.storage,
         opened.executors, opened.direct,
     )  # fmt: skip
-    coordinator.planner.direct = opened.direct.address if opened.direct else ""
     address = _address(options, home.address())
     address.port = grpc_server.listen(address.host, address.port)
     join = await _begun(options, opened)

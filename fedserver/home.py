@@ -26,6 +26,7 @@ from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.ports.storage import HomeStorage
 from attune.fedserver.stores.disk import DiskStorage
+from attune.seams import remote_storage
 
 EVERY_HOST = ("0.0.0.0", "::", "[::]")  # noqa: S104 - to listen on all addresses
 STORAGE_FILE = "storage.json"
@@ -75,16 +76,8 @@ def place_of(ledger: str | None, blobs: str | None) -> StoragePlace | None:
 
 @cache
 def _remote(path: Path, place: StoragePlace) -> HomeStorage:
-    """Return the storage in PostgreSQL and S3, one for each home in a process: it has connections.
-
-    Raises:
-        SettingError: A URL cannot be, or a package is missing.
-    """
-    try:
-        from attune.fedserver.stores.remote import RemoteStorage
-    except ImportError as error:
-        raise SettingError(f"--ledger and --blobs need more packages ({error}): pip install 'attune-fl[server]'") from None
-    return RemoteStorage(path, place.ledger, place.blobs)
+    """Return the storage in PostgreSQL and S3, one for each home in a process: it has connections. Raises SettingError."""
+    return remote_storage(path, place.ledger, place.blobs)
 
 
 @dataclass(frozen=True)

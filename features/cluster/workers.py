@@ -30,8 +30,8 @@ from attune.fedserver.lab.vault import NotFinite
 from attune.fedserver.stores.checked_blobs import OBJECTS
 
 if TYPE_CHECKING:
-    from attune.fedserver.stores.object_source import ObjectRanges
-    from attune.fedserver.stores.s3_objects import S3Access, S3Objects
+    from attune.features.remote.object_source import ObjectRanges
+    from attune.features.remote.s3_objects import S3Access, S3Objects
 
 PARCEL_BYTES = 1 << 20  # of one client: a call takes milliseconds, even if it carries few bytes
 Parcel = tuple[Block, ...]
@@ -293,7 +293,7 @@ class StoreWorker(ClusterWorker):
 
 def _objects(access: S3Access) -> S3Objects:
     """Return the store. A worker that never uses one needs no package for it."""
-    from attune.fedserver.stores.s3_objects import S3Objects
+    from attune.features.remote.s3_objects import S3Objects
 
     return S3Objects(access)
 

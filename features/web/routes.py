@@ -19,10 +19,10 @@ from starlette.routing import Route
 
 from attune.common import aio
 from attune.common.errors import AttuneError
-from attune.features.web.actions import Actions
 from attune.features.web.facts import PageSource
 from attune.features.web.guard import ADMITTED
 from attune.features.web.page_tokens import Keyring, PageCaller
+from attune.features.web.pages import Actions
 from attune.features.web.parts import parts
 from attune.features.web.prometheus import TYPE, exposition
 

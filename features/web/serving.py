@@ -19,8 +19,8 @@ from attune.features.web.facts import PageSource
 from attune.fedserver.process import check_installed
 
 if TYPE_CHECKING:
-    from attune.features.web.actions import Actions
     from attune.features.web.page_tokens import Keyring
+    from attune.features.web.pages import Actions
 
 LOG = logging.getLogger("fedserver")
 LOCAL = "127.0.0.1"
@@ -144,8 +144,8 @@ async def _serve(
 ) -> None:
     import uvicorn
 
-    from attune.features.web.actions import NO_ACTIONS
     from attune.features.web.guard import MOST_HEAD, BoundedHttp, Guard
+    from attune.features.web.pages import NO_ACTIONS
     from attune.features.web.routes import Hub, Routes
 
     class Server(uvicorn.Server):

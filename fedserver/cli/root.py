@@ -21,7 +21,7 @@ PROJECT = Path(__file__).parents[1] / "starter" / "project"  # the files that `n
 COMMANDS = (
     tokens.token, tokens.revoke,
     running.pause, running.resume, running.status, running.tls_name,
-    tokens.audit, tokens.backup, tokens.restore, tokens.verify, tokens.migrate,
+    tokens.audit, tokens.backup, tokens.restore, tokens.verify,
     results.export, results.plot,
     privacy.privacy, results.schema, results.statistics,
     running.run, running.forget,

@@ -12,8 +12,8 @@ VARIABLE = "ATTUNE_TEST_COUNTS"  # path of the file
 
 
 def main() -> None:
+    from attune.features.remote.s3_objects import S3Objects
     from attune.fedserver.cli import main as fedserver
-    from attune.fedserver.stores.s3_objects import S3Objects
 
     passed: Counter[str] = Counter()
     read, pieces, write = S3Objects.range, S3Objects.pieces, S3Objects.write

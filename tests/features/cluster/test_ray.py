@@ -190,7 +190,7 @@ def test_a_federation_by_another_package_has_the_same_slots_on_a_cluster(shards:
 def test_with_s3_the_bytes_of_a_federation_pass_the_server_by(shards: list[Path], tmp_path: Path) -> None:
     """Train two devices that reach S3 themselves, as workers do: the server reads updates to check them, and no more."""
     pytest.importorskip("botocore")
-    from attune.fedserver.stores.object_source import HEAD_BYTES
+    from attune.features.remote.object_source import HEAD_BYTES
 
     flags = (
         "--method",

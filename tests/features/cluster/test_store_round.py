@@ -32,9 +32,9 @@ from tests.fedserver.ports.test_lab import METHODS
 pytest.importorskip("psycopg")
 pytest.importorskip("obstore")
 
+from attune.features.remote.s3_objects import S3Objects
+from attune.features.remote.storage import RemoteStorage
 from attune.fedserver.stores.checked_blobs import OBJECTS
-from attune.fedserver.stores.remote import RemoteStorage
-from attune.fedserver.stores.s3_objects import S3Objects
 
 pytestmark = pytest.mark.engines
 SIZE = sum(tensor.nbytes for tensor in draw(0).values())  # bytes of one client's values

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from attune.features.web import serving
-from attune.features.web.actions import Actions
 from attune.features.web.facts import AttentionMatrix, PageFacts
 from attune.features.web.page_tokens import Keyring
+from attune.features.web.pages import Actions
 from attune.features.web.serving import PageAddress
 
 TOKEN = "a-token-of-tests"

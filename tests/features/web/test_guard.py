@@ -6,10 +6,10 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import SettingError
-from attune.features.web.actions import Actions
 from attune.features.web.facts import PageFacts
 from attune.features.web.guard import Guard
 from attune.features.web.page_tokens import Keyring
+from attune.features.web.pages import Actions
 from attune.features.web.serving import PageAddress, names_of
 from attune.fedserver.core.messages import Record
 from attune.fedserver.ports.ledger import Snapshot

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from attune.common.config import ServerSettings
 from attune.common.errors import HomeMismatch, SettingError
 from attune.features.web import page_tokens, pages
-from attune.features.web.actions import ARGUMENTS, Actions
 from attune.features.web.facts import PageFacts
 from attune.features.web.page_tokens import Keyring
+from attune.features.web.pages import ARGUMENTS, Actions
 from attune.features.web.routes import Hub, Routes
 from attune.features.web.sources import FaultFeed, RunningServer
 from attune.fedserver.cli import cli

@@ -12,7 +12,7 @@ import pytest
 from attune.common import aio
 from attune.common.errors import CertificateRefused, UpdateRefused
 from attune.common.exchange.messages import EnrolRequest
-from attune.features.web.actions import Actions, DeviceName
+from attune.features.web.pages import Actions, DeviceName
 from attune.fedserver.federation.steps import Turns
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Caller

@@ -20,13 +20,12 @@ import msgspec
 from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
 from attune.common.wire.blobs import Blob, LocalTarget, Readable, Target
 from attune.common.wire.digest import digest_of
+from attune.features.remote.object_source import ObjectRanges, ObjectSource
+from attune.features.remote.postgres import PostgresDatabase
+from attune.features.remote.s3_objects import ObjectCache, S3Access, S3Objects, chunks_of
 from attune.fedserver.ports.blobs import INBOX, NOISE_SECRET, REDO, SERVED, STATE, UPLOADS, Damaged
 from attune.fedserver.stores.checked_blobs import OBJECTS, CheckedBlobs, new_key
-from attune.fedserver.stores.chunk_digests import chunks_of
 from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.object_source import ObjectRanges, ObjectSource
-from attune.fedserver.stores.postgres import PostgresDatabase
-from attune.fedserver.stores.s3_objects import ObjectCache, S3Access, S3Objects
 
 LOG = logging.getLogger("fedserver")
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The start of a server as the only one of its home. While another server has the storage, this process is a standby.
+"""Start of a server whose state may be in PostgreSQL and S3. While another server has that storage, this process is a standby.
 
 A standby answers monitors and its supervisor, and it ends when it is told to. Devices are not let in.
 """
@@ -10,19 +10,49 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from attune.common.config import ServerSettings
-from attune.common.errors import HomeBusy
+from attune.common.errors import HomeBusy, SettingError
 from attune.common.supervisor import supervised
 from attune.fedserver.home import ServedAddress, ServerHome
-from attune.seams import page
+from attune.fedserver.ports.storage import HomeStorage
+from attune.fedserver.stores.disk import DiskStorage
+from attune.seams import DirectMaker, NeverServed, page
+
+if TYPE_CHECKING:
+    from attune.features.remote.storage import RemoteStorage
 
 LOG = logging.getLogger("fedserver")
 
 
-class NeverServed(Exception):
-    """End of a standby by a signal."""
+def remote_storage(folder: Path, ledger: str, blobs: str) -> HomeStorage:
+    """Answer the seam.
+
+    Raises:
+        SettingError: A URL cannot be, or a package is missing.
+    """
+    try:
+        from attune.features.remote.storage import RemoteStorage
+    except ImportError as error:
+        raise SettingError(f"--ledger and --blobs need more packages ({error}): pip install 'attune-fl[server]'") from None
+    return RemoteStorage(folder, ledger, blobs)
+
+
+def direct_transfers(storage: HomeStorage, public_url: str) -> DirectMaker:
+    """Answer the seam. What earlier processes left in the store goes.
+
+    Raises:
+        SettingError: The storage is a folder, or a package is missing.
+    """
+    if isinstance(storage, DiskStorage):
+        raise SettingError('server.transfer = "direct" needs blobs in S3: start with --ledger and --blobs (docs/scale.md)')
+    from attune.features.remote.direct_transfers import DirectTransfers
+
+    store = cast("RemoteStorage", storage).direct(public_url)
+    store.sweep()
+    return lambda book, updates: DirectTransfers(store, book, updates)
 
 
 @contextlib.asynccontextmanager

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from attune.common.errors import LedgerBusy
 from attune.common.wire.blobs import Blob, Readable
 from attune.common.wire.malformed import Truncated
+from attune.features.remote.s3_objects import CHUNK_BYTES, ObjectCache, S3Objects, chunks_around, damaged, fits
 from attune.fedserver.ports.blobs import Damaged
-from attune.fedserver.stores.chunk_digests import CHUNK_BYTES, chunks_around, fits
-from attune.fedserver.stores.s3_objects import ObjectCache, S3Objects, damaged
 
 HEAD_BYTES = CHUNK_BYTES  # of an object that are read for its header alone
 

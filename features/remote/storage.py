@@ -19,17 +19,18 @@ import msgspec
 from typing_extensions import Self
 
 from attune.common.errors import HomeMismatch, SettingError
+from attune.features.remote import postgres, s3
+from attune.features.remote.direct_transfers import DirectStore
+from attune.features.remote.lease import Lease
+from attune.features.remote.postgres import PostgresDatabase
+from attune.features.remote.s3 import IN_S3, OWNER, S3Blobs
+from attune.features.remote.s3_objects import ObjectCache, S3Access, S3Objects
 from attune.fedserver.ports.blobs import STATE
-from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
-from attune.fedserver.stores import postgres, s3, transfer
+from attune.fedserver.stores import transfer
 from attune.fedserver.stores.audit import entries_in, head_of, next_line
 from attune.fedserver.stores.disk import DATABASE_FILE, OF_THE_HOME
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, make_folders
-from attune.fedserver.stores.lease import Lease
-from attune.fedserver.stores.postgres import PostgresDatabase
-from attune.fedserver.stores.s3 import IN_S3, OWNER, S3Blobs
-from attune.fedserver.stores.s3_objects import ObjectCache, S3Access, S3Objects
 from attune.fedserver.stores.table_ledger import TableLedger
 from attune.fedserver.stores.tables import Tables, certificate_in, put_value, snapshot_in, value_in
 
@@ -149,8 +150,13 @@ class RemoteStorage:
         return S3Blobs(self._local, self.database, self._objects, self._cache)
 
     def direct(self, public_url: str) -> DirectStore:
+        """Return the store as devices reach it.
+
+        Raises:
+            SettingError: A package is missing.
+        """
         try:
-            from attune.fedserver.stores.direct_s3 import DirectS3
+            from attune.features.remote.direct_s3 import DirectS3
         except ImportError as error:
             raise SettingError(
                 f"server.transfer = \"direct\" needs more packages ({error}): pip install 'attune-fl[direct]'"

@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 
 from attune.common.errors import HomeBusy, ServerReplaced
-from attune.fedserver.stores.postgres import CONNECTION, LOCKS, SILENT_S, TERM, PostgresDatabase, WatchedConnection, errors
+from attune.features.remote.postgres import CONNECTION, LOCKS, SILENT_S, TERM, PostgresDatabase, WatchedConnection, errors
 
 LOG = logging.getLogger("fedserver")
 BEAT_S, LOOK_S = 0.5, 0.2

@@ -6,6 +6,7 @@ Workers on other machines use it too, so nothing here knows the database.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import re
@@ -24,9 +25,9 @@ from obstore.store import S3Store
 from attune.common.durable import disk_errors, sweep_files
 from attune.common.errors import LedgerBusy
 from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable
+from attune.common.wire.digest import Digest
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.stores.checked_blobs import OBJECTS
-from attune.fedserver.stores.chunk_digests import chunks_of, digests_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from attune.common.wire.header import Manifest
 
 T = TypeVar("T")
+CHUNK_BYTES = 1 << 16
+_DIGEST_BYTES = hashlib.sha256().digest_size
 NO_BUCKET = "NoSuchBucket"  # in the answer of a store, if it has a body: HEAD has none
 LONGEST_REASON = 300  # characters
 PART_BYTES = 16 << 20  # larger blobs go up in parts of this size
@@ -298,3 +301,51 @@ class ObjectCache:
 def damaged(name: str, url: str) -> Damaged:
     """Return the error for a blob whose object has other bytes."""
     return Damaged(f"{name} is damaged in {url}, its bytes are not those that were written: restore it from a backup", name)
+
+
+# --- digests of the chunks of a blob: with them a range of an object is checked without the rest. They are computed in one pass
+# with the digest of the whole. A process keeps those of the objects that it wrote or compared: 32 bytes for each 64 KiB.
+
+
+def digests_in(source: Readable) -> tuple[str, bytes]:
+    """Return the digest of all bytes of a source, and the SHA-256 of each chunk, one after the other.
+
+    Raises:
+        Truncated: The source ends too early.
+    """
+    whole, chunks = Digest(), bytearray()
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, source.size)))
+    for start in range(0, source.size, CHUNK_BYTES):
+        chunk = buffer[: min(CHUNK_BYTES, source.size - start)]
+        source.read_into(chunk, start)
+        whole.update(chunk)
+        chunks += hashlib.sha256(chunk).digest()
+    return whole.text, bytes(chunks)
+
+
+def chunks_of(path: Path, blob: Blob) -> bytes:
+    """Return the SHA-256 of each chunk of a file that holds a blob.
+
+    Raises:
+        Damaged: It has other bytes by now.
+    """
+    with LocalFile(path, blob.name) as source:
+        digest, chunks = digests_in(source)
+    if digest != blob.digest:
+        raise Damaged(f"{blob.name} is damaged on this machine: its bytes are not those that were written", blob.name)
+    return chunks
+
+
+def chunks_around(start: int, end: int, size: int) -> tuple[int, int]:
+    """Return where the chunks begin and end that have the bytes [start, end) of a blob of `size` bytes."""
+    return start // CHUNK_BYTES * CHUNK_BYTES, min(-(-end // CHUNK_BYTES) * CHUNK_BYTES, size)
+
+
+def fits(data: memoryview, start: int, chunks: bytes) -> bool:
+    """Return whether `data`, which begins at the chunk boundary `start`, has the bytes that these digests are of."""
+    first = start // CHUNK_BYTES
+    expected = memoryview(chunks)[first * _DIGEST_BYTES :]
+    return all(
+        hashlib.sha256(data[at : at + CHUNK_BYTES]).digest() == expected[number * _DIGEST_BYTES :][:_DIGEST_BYTES]
+        for number, at in enumerate(range(0, len(data), CHUNK_BYTES))
+    )

@@ -12,14 +12,14 @@ from contextlib import closing
 
 from attune.common.durable import sync
 from attune.common.errors import HomeMismatch, SettingError
+from attune.features.remote.postgres import TABLES, TERM
+from attune.features.remote.s3 import IN_S3, OWNER
+from attune.features.remote.storage import RemoteStorage
 from attune.fedserver.consent import check_consent
 from attune.fedserver.home import STORAGE_FILE, ServerHome, StoragePlace
 from attune.fedserver.ports.ledger import LedgerReader
 from attune.fedserver.stores.disk import DATABASE_FILE, DiskStorage
 from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.postgres import TABLES, TERM
-from attune.fedserver.stores.remote import RemoteStorage
-from attune.fedserver.stores.s3 import IN_S3, OWNER
 from attune.fedserver.stores.sqlite import AUDIT_FILE, SqliteDatabase
 from attune.fedserver.stores.tables import Database, put_value
 from attune.fedserver.stores.transfer import (

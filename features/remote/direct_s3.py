@@ -20,10 +20,10 @@ from botocore.session import Session
 
 from attune.common.errors import LedgerBusy
 from attune.common.wire.blobs import Blob
-from attune.fedserver.ports.direct import LIFETIME_S, DirectObject
+from attune.features.remote.direct_transfers import LIFETIME_S, DirectObject
+from attune.features.remote.s3 import S3Blobs
+from attune.features.remote.s3_objects import S3Objects
 from attune.fedserver.stores.checked_blobs import OBJECTS, new_key
-from attune.fedserver.stores.s3 import S3Blobs
-from attune.fedserver.stores.s3_objects import S3Objects
 
 T = TypeVar("T")
 logging.getLogger("botocore").setLevel(logging.WARNING)  # below that it writes what it signs

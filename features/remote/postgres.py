@@ -318,7 +318,7 @@ class PostgresDatabase:
 @cache
 def _steps() -> list[str]:
     """Return the steps from an empty database to this version's schema: the files `schema/NNNN.sql`."""
-    folder = files("attune.fedserver.stores") / "schema"
+    folder = files("attune.features.remote") / "schema"
     return [path.read_text() for path in sorted(folder.iterdir(), key=lambda path: path.name) if path.name.endswith(".sql")]
 
 
