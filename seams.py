@@ -47,7 +47,7 @@ SEAMS: dict[str, Callable[..., Any]] = {}  # by name, in the order of a run
 
 
 class FeatureNames(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of a feature, as names. Each place is "module:attribute", which is imported when it is used.
+    """Contents of a feature, as names. Each place is "module:attribute" of its folder, which is imported when it is used.
 
     Attributes:
         name: Name of the folder.
@@ -85,9 +85,10 @@ def absent(feature: str, what: str) -> SettingError:
     return SettingError(f"{what} needs the feature {feature!r}, which is not in this installation of attune")
 
 
-def commands() -> dict[str, str]:
-    """Return the places of the commands that features add to `fedserver`, by name."""
-    return {name: place for feature in features() for name, place in feature.commands.items()}
+def answer(of: str, name: str) -> Any:
+    """Return what a feature has at the place that its field `of` gives for this name; None: no feature has one."""
+    places = ((feature.name, getattr(feature, of).get(name)) for feature in features())
+    return next((resolve_name(f"attune.features.{feature}.{place}") for feature, place in places if place), None)
 
 
 def command(name: str) -> Any:
@@ -96,23 +97,20 @@ def command(name: str) -> Any:
     Raises:
         SettingError: The feature that has it is not here.
     """
-    if (place := commands().get(name)) is not None:
-        return resolve_name(place)
-    if name in COMMANDS:
+    added = answer("commands", name)
+    if added is None and name in COMMANDS:
         raise absent(COMMANDS[name], f"fedserver {name}")
-    return None
+    return added
 
 
 def seam(default: F) -> F:
     """Make a seam of a function, whose body is what happens without the feature that answers."""
-    name = default.__name__
 
     @wraps(default)
     def asked(*arguments: Any, **named: Any) -> Any:
-        answer = next((feature.answers[name] for feature in features() if name in feature.answers), None)
-        return (default if answer is None else resolve_name(answer))(*arguments, **named)
+        return (answer("answers", default.__name__) or default)(*arguments, **named)
 
-    SEAMS[name] = asked
+    SEAMS[default.__name__] = asked
     return cast(F, asked)
 
 
@@ -125,7 +123,7 @@ class NeverServed(Exception):
 
 @seam
 def remote_storage(folder: Path, ledger: str, blobs: str) -> HomeStorage:
-    """Return the storage of the home `folder`, whose ledger and blobs have these URLs. One process asks once for each home."""
+    """Return the storage of the home `folder`, whose ledger and blobs have these URLs."""
     raise absent("remote", f"state in {blobs} (--ledger and --blobs)")
 
 

@@ -73,9 +73,9 @@ def declared_seams() -> Iterator[str]:
         rows.append((f"`{feature.name}`", (ast.get_docstring(module) or "").partition(": ")[2], commands))
     yield from table(("feature", "what it is", "commands"), rows)
     for name, seam in SEAMS.items():
-        [answer] = (feature.answers[name] for feature in features() if name in feature.answers)
+        [answer] = (f"{feature.name}.{feature.answers[name]}" for feature in features() if name in feature.answers)
         parameters = ", ".join(inspect.signature(seam).parameters)
-        yield from ("", f"`{name}({parameters})`, answered by `{answer}`:", "", inspect.getdoc(seam) or "")
+        yield from ("", f"`{name}({parameters})`, answered by `features.{answer}`:", "", inspect.getdoc(seam) or "")
 
 
 REGIONS: dict[str, Callable[[], Iterator[str]]] = {

@@ -11,7 +11,6 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +73,6 @@ def place_of(ledger: str | None, blobs: str | None) -> StoragePlace | None:
     return None if ledger is None or blobs is None else StoragePlace(ledger, blobs)
 
 
-@cache
-def _remote(path: Path, place: StoragePlace) -> HomeStorage:
-    """Return the storage in PostgreSQL and S3, one for each home in a process: it has connections. Raises SettingError."""
-    return remote_storage(path, place.ledger, place.blobs)
-
-
 @dataclass(frozen=True)
 class ServerHome:
     """A folder that holds one federation. Only `create` and the `write_...` methods write."""
@@ -115,7 +108,7 @@ class ServerHome:
             SettingError: The place cannot be, or what reaches it is not installed.
         """
         place = self.storage_place() or self.chosen
-        return DiskStorage(self.path) if place is None else _remote(self.path, place)
+        return DiskStorage(self.path) if place is None else remote_storage(self.path, place.ledger, place.blobs)
 
     def storage_place(self) -> StoragePlace | None:
         """Return where ledger and blobs are; None: in this folder.

@@ -5,8 +5,5 @@ from attune.seams import FeatureNames
 FEATURE = FeatureNames(
     name="cluster",
     rank=20,
-    answers={
-        "lab_cluster": "attune.features.cluster.server:RayLab",
-        "ray_workers": "attune.features.cluster.work:ray_workers",
-    },
+    answers={"lab_cluster": "server:RayLab", "ray_workers": "work:ray_workers"},
 )

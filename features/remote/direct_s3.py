@@ -31,7 +31,9 @@ GONE = ("NoSuchUpload", "NoSuchKey", "404")
 
 
 class DirectS3:
-    """Implements ports.direct.DirectStore.
+    """The store of direct transfers. Several threads may use it. Its addresses are secrets: errors and logs never have them.
+
+    Each call may raise LedgerBusy: the store cannot be used now.
 
     Args:
         objects: The objects of the same bucket and prefix.
@@ -47,16 +49,19 @@ class DirectS3:
         self._client = _client(session, None)
         self._signer = _client(session, public_url) if public_url else self._client
         parts = urlsplit(self._signed("head_bucket", {"Bucket": self._bucket}))
+        # Scheme and host of all signed addresses, such as https://s3.example.
         self.address = f"{parts.scheme}://{parts.netloc}"
 
     def __repr__(self) -> str:
         return f"DirectS3({self.address})"
 
     def download_url(self, blob: Blob) -> str:
+        """Return a signed address to read the blob; empty if its bytes are not in the store."""
         key = self._blobs.object_of(blob)
         return self._signed("get_object", self._place(key)) if key else ""
 
     def begin(self, digest: str) -> DirectObject:
+        """Begin an object."""
         key = new_key(digest)
         return DirectObject(
             key,
@@ -64,13 +69,24 @@ class DirectS3:
         )
 
     def arrived(self, begun: DirectObject) -> set[int]:
+        """Return the numbers of the parts that are whole in the store, from 1.
+
+        Raises:
+            KeyError: The object was given up.
+        """
         return set(self._etags(begun))
 
     def part_url(self, begun: DirectObject, number: int, size: int, digest: bytes) -> str:
+        """Return a signed address to write one part: of exactly this size and SHA-256."""
         of_part = {"PartNumber": number, "ContentLength": size, "ChecksumSHA256": b64encode(digest).decode()}
         return self._signed("upload_part", self._upload(begun) | of_part)
 
     def complete(self, begun: DirectObject, digests: Sequence[bytes]) -> None:
+        """Make one object of the parts, whose SHA-256 these are. From now on nobody can write to it.
+
+        Raises:
+            KeyError: The object was given up.
+        """
         etags = self._etags(begun)
         parts = [
             {"PartNumber": number, "ETag": etags[number], "ChecksumSHA256": b64encode(digest).decode()}
@@ -79,21 +95,26 @@ class DirectS3:
         self._do(lambda: self._client.complete_multipart_upload(**self._upload(begun), MultipartUpload={"Parts": parts}))
 
     def pieces(self, begun: DirectObject) -> Iterator[memoryview]:
+        """Yield the bytes of a complete object, as they are in the store."""
         return self._objects.pieces(begun.key)
 
     def hold(self, blob: Blob, begun: DirectObject) -> None:
+        """Remember that a sealed upload has its bytes in the store, so that `Blobs.keep` need not write them again."""
         self._blobs.beside[blob.name] = begun.key
 
     def release(self, blob: Blob) -> None:
+        """Forget it. The object goes, unless a name has it meanwhile."""
         if key := self._blobs.beside.pop(blob.name, ""):
             self._blobs.drop_unnamed({key})
 
     def abandon(self, begun: DirectObject) -> None:
+        """Give an object up, complete or not. Its signed addresses are void from now on."""
         with contextlib.suppress(KeyError):  # it is complete, or was given up before
             self._do(lambda: self._client.abort_multipart_upload(**self._upload(begun)))
         self._blobs.drop_unnamed({begun.key})
 
     def sweep(self) -> None:
+        """Give up what earlier processes began and left, at start."""
         pages = self._client.get_paginator("list_multipart_uploads").paginate(
             Bucket=self._bucket, Prefix=f"{self._prefix}{OBJECTS}"
         )

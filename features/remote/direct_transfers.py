@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, LedgerBusy, LimitExceeded, OrderClosed, UpdateRefused
@@ -22,6 +22,9 @@ from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import ALGORITHM, check_digest
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.federation.updates import Updates
+
+if TYPE_CHECKING:
+    from attune.features.remote.direct_s3 import DirectS3
 
 LOG = logging.getLogger("fedserver")
 T = TypeVar("T")
@@ -40,55 +43,6 @@ class DirectObject:
     upload: str
 
 
-class DirectStore(Protocol):
-    """The store. Several threads may use it. Its addresses are secrets: errors and logs never have them.
-
-    Each call may raise LedgerBusy: the store cannot be used now.
-    """
-
-    @property
-    def address(self) -> str:
-        """Scheme and host of all signed addresses, such as https://s3.example."""
-
-    def download_url(self, blob: Blob) -> str:
-        """Return a signed address to read the blob; empty if its bytes are not in the store."""
-
-    def begin(self, digest: str) -> DirectObject:
-        """Begin an object."""
-
-    def arrived(self, begun: DirectObject) -> set[int]:
-        """Return the numbers of the parts that are whole in the store, from 1.
-
-        Raises:
-            KeyError: The object was given up.
-        """
-
-    def part_url(self, begun: DirectObject, number: int, size: int, digest: bytes) -> str:
-        """Return a signed address to write one part: of exactly this size and SHA-256."""
-
-    def complete(self, begun: DirectObject, digests: Sequence[bytes]) -> None:
-        """Make one object of the parts, whose SHA-256 these are. From now on nobody can write to it.
-
-        Raises:
-            KeyError: The object was given up.
-        """
-
-    def pieces(self, begun: DirectObject) -> Iterator[memoryview]:
-        """Yield the bytes of a complete object, as they are in the store."""
-
-    def hold(self, blob: Blob, begun: DirectObject) -> None:
-        """Remember that a sealed upload has its bytes in the store, so that `Blobs.keep` need not write them again."""
-
-    def release(self, blob: Blob) -> None:
-        """Forget it. The object goes, unless a name has it meanwhile."""
-
-    def abandon(self, begun: DirectObject) -> None:
-        """Give an object up, complete or not. Its signed addresses are void from now on."""
-
-    def sweep(self) -> None:
-        """Give up what earlier processes began and left, at start."""
-
-
 @dataclass
 class _Begun:
     """Blob that a device writes now, as one part of its answer to an order. One call at a time goes on with it."""
@@ -103,7 +57,7 @@ class _Begun:
 class DirectTransfers:
     """The direct transfers of all devices, in memory. What a killed process leaves goes at the next start."""
 
-    def __init__(self, store: DirectStore, book: OrderBook, updates: Updates) -> None:
+    def __init__(self, store: DirectS3, book: OrderBook, updates: Updates) -> None:
         self._store, self._book, self._updates, self.address = store, book, updates, store.address
         self._begun: dict[tuple[str, str], _Begun] = {}  # by device and part
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}

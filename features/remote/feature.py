@@ -6,9 +6,9 @@ FEATURE = FeatureNames(
     name="remote",
     rank=10,
     answers={
-        "remote_storage": "attune.features.remote.server:remote_storage",
-        "only_server": "attune.features.remote.server:only_server",
-        "direct_transfers": "attune.features.remote.server:direct_transfers",
+        "remote_storage": "server:remote_storage",
+        "only_server": "server:only_server",
+        "direct_transfers": "server:direct_transfers",
     },
-    commands={"migrate": "attune.features.remote.shown:migrate"},
+    commands={"migrate": "shown:migrate"},
 )

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("fedserver")
 
 
+@cache
 def remote_storage(folder: Path, ledger: str, blobs: str) -> HomeStorage:
-    """Answer the seam.
+    """Answer the seam: one storage for each home in a process, because it has connections.
 
     Raises:
         SettingError: A URL cannot be, or a package is missing.

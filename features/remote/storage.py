@@ -13,14 +13,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from typing_extensions import Self
 
 from attune.common.errors import HomeMismatch, SettingError
 from attune.features.remote import postgres, s3
-from attune.features.remote.direct_transfers import DirectStore
 from attune.features.remote.lease import Lease
 from attune.features.remote.postgres import PostgresDatabase
 from attune.features.remote.s3 import IN_S3, OWNER, S3Blobs
@@ -33,6 +32,9 @@ from attune.fedserver.stores.disk import DATABASE_FILE, OF_THE_HOME
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, make_folders
 from attune.fedserver.stores.table_ledger import TableLedger
 from attune.fedserver.stores.tables import Tables, certificate_in, put_value, snapshot_in, value_in
+
+if TYPE_CHECKING:
+    from attune.features.remote.direct_s3 import DirectS3
 
 
 class PostgresLedger(TableLedger):
@@ -149,7 +151,7 @@ class RemoteStorage:
         self.database.prepare()
         return S3Blobs(self._local, self.database, self._objects, self._cache)
 
-    def direct(self, public_url: str) -> DirectStore:
+    def direct(self, public_url: str) -> DirectS3:
         """Return the store as devices reach it.
 
         Raises:

@@ -1,10 +1,10 @@
-"""Facts of a federation that the page shows, condensed so that looking often is cheap, and the interface of their sources."""
+"""Facts of a federation that the page shows, condensed so that looking often is cheap."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from attune.common.metrics import METRICS, MetricDescriptor
 from attune.fedserver.core.records import Report
@@ -152,25 +152,3 @@ class AttentionMatrix:
     units: Sequence[str]
     unit: str
     why: str = ""
-
-
-class PageSource(Protocol):
-    """Source of a page's facts. It is used by one thread at a time, never by the federation's own thread."""
-
-    def look(self) -> PageFacts:
-        """Read the present facts.
-
-        Raises:
-            AttuneError: They cannot be read now.
-        """
-
-    def attention(self, unit: str) -> AttentionMatrix:
-        """Read the attention matrix of a component of the model; empty: the mean over components."""
-
-    def stuck(self) -> str:
-        """Return which step has made no progress for too long; empty if none."""
-
-    def trouble(self) -> str:
-        """Return why devices are not served now; empty if they are."""
-
-    def close(self) -> None: ...

@@ -19,12 +19,12 @@ from starlette.routing import Route
 
 from attune.common import aio
 from attune.common.errors import AttuneError
-from attune.features.web.facts import PageSource
 from attune.features.web.guard import ADMITTED
 from attune.features.web.page_tokens import Keyring, PageCaller
 from attune.features.web.pages import Actions
 from attune.features.web.parts import parts
 from attune.features.web.prometheus import TYPE, exposition
+from attune.features.web.sources import LedgerSource
 
 PAGE = "index.html"
 LONGEST_BODY = 10_000  # bytes
@@ -47,7 +47,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 class Hub:
     """Parts of the page for all browsers that watch it."""
 
-    def __init__(self, source: PageSource) -> None:
+    def __init__(self, source: LedgerSource) -> None:
         self._source = source
         self._alone = asyncio.Lock()
         self._seen: dict[str, bytes] = {}
@@ -109,7 +109,7 @@ class Hub:
 class Routes:
     """Handlers of all routes."""
 
-    def __init__(self, source: PageSource, hub: Hub, actions: Actions, keys: Keyring) -> None:
+    def __init__(self, source: LedgerSource, hub: Hub, actions: Actions, keys: Keyring) -> None:
         self._source, self._hub, self._actions, self._keys = source, hub, actions, keys
         self._files = page_files()
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from attune.common import aio
 from attune.common.errors import PortInUse, SettingError
 from attune.common.text import host_and_port
-from attune.features.web.facts import PageSource
 from attune.fedserver.process import check_installed
 
 if TYPE_CHECKING:
     from attune.features.web.page_tokens import Keyring
     from attune.features.web.pages import Actions
+    from attune.features.web.sources import LedgerSource
 
 LOG = logging.getLogger("fedserver")
 LOCAL = "127.0.0.1"
@@ -106,7 +106,7 @@ def serving(
     listener: socket.socket,
     host: str,
     keys: Keyring,
-    source: PageSource,
+    source: LedgerSource,
     actions: Actions | None = None,
     advertised: str = "",
 ) -> Iterator[None]:
@@ -140,7 +140,7 @@ def serving(
 
 
 async def _serve(
-    listener: socket.socket, names: set[str], keys: Keyring, source: PageSource, actions: Actions | None, stop: asyncio.Event
+    listener: socket.socket, names: set[str], keys: Keyring, source: LedgerSource, actions: Actions | None, stop: asyncio.Event
 ) -> None:
     import uvicorn
 

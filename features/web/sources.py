@@ -91,7 +91,10 @@ class HomeWatch:
 
 
 class LedgerSource:
-    """Source of a page for a federation with a ledger: a running one, or a home."""
+    """Source of a page: of a running federation, or of a home. One thread at a time uses it, never the federation's own.
+
+    `look` and `attention` raise AttuneError where the facts cannot be read now.
+    """
 
     def __init__(self, kind: Kind, storage: Storage, life: ProcessView, home: ServerHome | None = None) -> None:
         self._kind, self._reader, self._blobs, self._life = kind, storage.reader(), storage.blobs, life
@@ -105,6 +108,7 @@ class LedgerSource:
             return replace(newest, rows=self._condensed.rows)
 
     def look(self) -> PageFacts:
+        """Read the present facts."""
         snapshot, life = self._snapshot(), self._life
         status_object = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles, standby=life.standby)
         return PageFacts(
@@ -122,6 +126,7 @@ class LedgerSource:
         )
 
     def attention(self, unit: str) -> AttentionMatrix:
+        """Read the attention matrix of a component of the model; empty: the mean over components."""
         return read_again(lambda: self._attention(unit))
 
     def _attention(self, unit: str) -> AttentionMatrix:

@@ -57,7 +57,7 @@ class ServerCommands(ExtensibleGroup):
     entry_point_group = "attune.fedserver.commands"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *seams.commands()})
+        return sorted({*super().list_commands(ctx), *(name for feature in seams.features() for name in feature.commands)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return seams.command(cmd_name) or super().get_command(ctx, cmd_name)
