@@ -38,11 +38,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 DirectMaker = Callable[["OrderBook", "Updates"], "DirectCalls"]
 Watch = Callable[["Coordinator", "Storage"], AbstractContextManager[None]]
 FOLDER = Path(__file__).parent / "features"
-COMMANDS = {
-    "dashboard": "web",
-    "dashboard-token": "web",
-    "migrate": "remote",
-}  # commands of `fedserver`, and the features that have them
+# Commands of `fedserver`, and the features that have them.
+COMMANDS = {"dashboard": "web", "dashboard-token": "web", "migrate": "remote"}
 SEAMS: dict[str, Callable[..., Any]] = {}  # by name, in the order of a run
 
 
@@ -76,7 +73,7 @@ class Running(NamedTuple):
 def features() -> tuple[FeatureNames, ...]:
     """Return the features of this installation, in the order of their ranks."""
     names = sorted(path.parent.name for path in FOLDER.glob("*/feature.py"))
-    here: list[FeatureNames] = [import_module(f"attune.features.{name}.feature").FEATURE for name in names]
+    here = (import_module(f"attune.features.{name}.feature").FEATURE for name in names)
     return tuple(sorted(here, key=lambda feature: feature.rank))
 
 
@@ -89,18 +86,6 @@ def answer(of: str, name: str) -> Any:
     """Return what a feature has at the place that its field `of` gives for this name; None: no feature has one."""
     places = ((feature.name, getattr(feature, of).get(name)) for feature in features())
     return next((resolve_name(f"attune.features.{feature}.{place}") for feature, place in places if place), None)
-
-
-def command(name: str) -> Any:
-    """Return the command that a feature adds to `fedserver`; None: it is no feature's.
-
-    Raises:
-        SettingError: The feature that has it is not here.
-    """
-    added = answer("commands", name)
-    if added is None and name in COMMANDS:
-        raise absent(COMMANDS[name], f"fedserver {name}")
-    return added
 
 
 def seam(default: F) -> F:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import msgspec
@@ -124,7 +124,7 @@ def measured(spec: AggregatorSpec, cluster: CountingCluster | None, blobs: S3Blo
     """Return MiB of the second round: in the first one no client has a value."""
     objects = blobs._objects = blobs.ranges.objects = blobs._cache._objects = CountingObjects(blobs._objects)
     vault = StateVault(blobs, spec.part, [], 0)
-    aggregator = cluster_maker(WorkerPool(cluster))(spec, vault) if cluster else made(spec, vault)
+    aggregator = cluster_maker(WorkerPool(cast(Any, cluster)))(spec, vault) if cluster else made(spec, vault)
     aggregator.start(layers())
     vault.settle()
     figures: dict[str, float] = {}

@@ -162,8 +162,7 @@ async def _opened(
             await bind_secrets(storage, snapshot.commitments, home.authority, settings.privacy.on_server)
             storage.bound_cache(settings.server.cache_bytes)
             storage.blobs.sweep()
-            is_direct = settings.server.transfer == "direct"
-            direct = direct_transfers(storage, settings.server.direct_url) if is_direct else None
+            direct = direct_transfers(storage, settings.server.direct_url) if settings.server.transfer == "direct" else None
             async with _laboratory(options, settings.server, storage.blobs, executors) as lab:
                 yield _Opened(home, authority, storage, lab, executors, merged, settings, turn, direct)
         finally:

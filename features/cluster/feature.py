@@ -2,8 +2,4 @@
 
 from attune.seams import FeatureNames
 
-FEATURE = FeatureNames(
-    name="cluster",
-    rank=20,
-    answers={"lab_cluster": "server:RayLab", "ray_workers": "work:ray_workers"},
-)
+FEATURE = FeatureNames(name="cluster", rank=20, answers={"lab_cluster": "server:RayLab", "ray_workers": "work:ray_workers"})

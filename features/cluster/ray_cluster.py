@@ -33,12 +33,19 @@ class RayClusterWorker(StoreWorker):
 
 
 class RayCall:
-    """Implements worker_pool.PendingCall."""
+    """A call to a worker that is under way."""
 
     def __init__(self, worker: RayWorkerHandle, reference: Any) -> None:
         self._worker, self._reference = worker, reference
 
     def result(self) -> Any:
+        """Wait for the result as long as the worker gives signs of life.
+
+        Raises:
+            WorkerLost: The worker died.
+            ClusterUnusable: The method raised an error, or the cluster is gone.
+            NotFinite, Damaged, LedgerBusy: Of the method, as they are.
+        """
         try:
             while not ray.wait([self._reference], timeout=CHECK_S)[0]:
                 self._worker.check_heartbeat()
@@ -54,7 +61,7 @@ class RayCall:
 
 
 class RayWorkerHandle:
-    """Implements worker_pool.WorkerHandle."""
+    """A worker as the server sees it. `call` and `end` may raise ClusterUnusable."""
 
     def __init__(self, threads: int) -> None:
         try:
@@ -65,6 +72,7 @@ class RayWorkerHandle:
         self._asked_at, self._patience_s = 0.0, START_S
 
     def call(self, method: str, *arguments: Any) -> RayCall:
+        """Call a method of its ClusterWorker."""
         try:
             return RayCall(self, getattr(self._actor, method).remote(*arguments))
         except Exception as error:
@@ -80,6 +88,7 @@ class RayWorkerHandle:
             raise WorkerLost(f"no sign of life for {self._patience_s:.0f} s")
 
     def end(self) -> None:
+        """End the worker, which may also just be unreachable."""
         try:
             ray.kill(self._actor)
         except Exception as error:
@@ -87,7 +96,7 @@ class RayWorkerHandle:
 
 
 class RayCluster:
-    """Implements worker_pool.Cluster.
+    """A place that runs workers. `start_worker` and `share` may raise ClusterUnusable.
 
     Args:
         address: ray://HOST:PORT; if it is empty, the cluster that RAY_ADDRESS names, else a new one of this machine.
@@ -116,15 +125,18 @@ class RayCluster:
         self.size = workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
 
     def start_worker(self) -> RayWorkerHandle:
+        """Start one more worker."""
         return RayWorkerHandle(self._threads)
 
     def share(self, value: Any) -> Any:
+        """Return something that stands for `value` in the arguments of several calls, so that it is sent once."""
         try:
             return ray.put(value)
         except Exception as error:
             raise _unusable(error) from error
 
     def close(self) -> None:
+        """Let all workers go. Never raises."""
         ray.shutdown()
 
 

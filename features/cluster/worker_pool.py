@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from attune.common.errors import LedgerBusy, SettingError
 from attune.features.cluster.workers import WorkerVersions
 from attune.fedserver.lab.vault import NotFinite
 from attune.fedserver.ports.blobs import Damaged
+
+if TYPE_CHECKING:
+    from attune.features.cluster.ray_cluster import RayCluster, RayWorkerHandle
 
 LOG = logging.getLogger("fedserver")
 MAX_DEATHS = 3  # workers that die in a row during the same call, before the call counts as the cause
@@ -33,48 +36,10 @@ class ClusterUnusable(Exception):
     """No worker can do the work: the cluster is gone, or the work fails on every worker. The text says why."""
 
 
-class PendingCall(Protocol):
-    """A call to a worker that is under way."""
-
-    def result(self) -> Any:
-        """Wait for the result as long as the worker gives signs of life.
-
-        Raises:
-            WorkerLost: The worker died.
-            ClusterUnusable: The method raised an error, or the cluster is gone.
-            NotFinite, Damaged, LedgerBusy: Of the method, as they are.
-        """
-
-
-class WorkerHandle(Protocol):
-    """A worker as the server sees it."""
-
-    def call(self, method: str, *arguments: Any) -> PendingCall:
-        """Call a method of its ClusterWorker. May raise ClusterUnusable."""
-
-    def end(self) -> None:
-        """End the worker, which may also just be unreachable. May raise ClusterUnusable."""
-
-
-class Cluster(Protocol):
-    """A place that runs workers."""
-
-    size: int  # how many workers there should be
-
-    def start_worker(self) -> WorkerHandle:
-        """Start one more worker. May raise ClusterUnusable."""
-
-    def share(self, value: Any) -> Any:
-        """Return something that stands for `value` in the arguments of several calls, so that it is sent once."""
-
-    def close(self) -> None:
-        """Let all workers go. Never raises."""
-
-
 class _PoolMember:
     """A place in the pool. Its worker changes when one dies."""
 
-    def __init__(self, worker: WorkerHandle) -> None:
+    def __init__(self, worker: RayWorkerHandle) -> None:
         self.worker, self.pending_calls = worker, 0
 
 
@@ -113,7 +78,7 @@ class WorkerPool:
         SettingError: The workers do not begin, or have other versions of packages.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster
         self.usable = True
         try:
@@ -142,7 +107,7 @@ class WorkerPool:
         self.members.append(member)
         return member
 
-    def replace(self, member: _PoolMember, lost: WorkerHandle) -> None:
+    def replace(self, member: _PoolMember, lost: RayWorkerHandle) -> None:
         """Start a new worker in this place, unless another call did it already. May raise ClusterUnusable."""
         if member.worker is lost:
             lost.end()

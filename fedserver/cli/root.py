@@ -60,7 +60,10 @@ class ServerCommands(ExtensibleGroup):
         return sorted({*super().list_commands(ctx), *(name for feature in seams.features() for name in feature.commands)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return seams.command(cmd_name) or super().get_command(ctx, cmd_name)
+        command: click.Command | None = seams.answer("commands", cmd_name) or super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in seams.COMMANDS:
+            raise seams.absent(seams.COMMANDS[cmd_name], f"fedserver {cmd_name}")
+        return command
 
 
 @click.group(

@@ -13,7 +13,7 @@ Call = tuple[int, str, tuple[Any, ...]]  # number of the worker, from 0 in the o
 
 
 class InlineCall:
-    """Implementation of worker_pool.PendingCall. The work is done when this or a later result of the worker is awaited."""
+    """Stand-in for ray_cluster.RayCall. The work is done when this or a later result of the worker is awaited."""
 
     def __init__(self, worker: InlineWorker, call: Call) -> None:
         self.call, self._worker = call, worker
@@ -28,7 +28,7 @@ class InlineCall:
 
 
 class InlineWorker:
-    """Implementation of worker_pool.WorkerHandle."""
+    """Stand-in for ray_cluster.RayWorkerHandle."""
 
     def __init__(self, cluster: InlineCluster, number: int) -> None:
         self.worker, self._cluster, self._number = StoreWorker(cluster.threads), cluster, number
@@ -64,7 +64,7 @@ class InlineWorker:
 
 
 class InlineCluster:
-    """Implementation of worker_pool.Cluster.
+    """Stand-in for ray_cluster.RayCluster.
 
     Args:
         size: Number of workers.
