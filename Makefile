@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Container images often set it. Then every process compiles every module again, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test test-slow walk engines test-benchmarks docs wheel site conformance attacks stalling fuzz lowest same-bits homes chaos chaos-scale chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test test-slow walk engines test-benchmarks docs wheel site conformance attacks stalling fuzz lowest same-bits homes without chaos chaos-scale chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin for users, without the tools for tests.
 install: .venv/installed
@@ -41,7 +41,7 @@ check: develop .venv/oldest
 # Finds features that Python 3.10 lacks, in files that have changed since: all of them take half a minute. `str.decode` and `long` are
 # names of this project and of torch, not Python's.
 OLDEST := --quiet --no-tips --violations --target=3.10- --exclude str.decode --exclude long
-SOURCES := $(shell find __init__.py common fedserver fedclient simulation contrib tests benchmarks examples docs -name '*.py' -not -path '*/pb/*')
+SOURCES := $(shell find __init__.py seams.py common features fedserver fedclient simulation contrib tests benchmarks examples docs -name '*.py' -not -path '*/pb/*')
 .venv/oldest: $(SOURCES) | .venv/developed
 	$(BIN)/vermin $(OLDEST) $?
 	touch $@
@@ -90,6 +90,10 @@ same-bits: develop
 # Makes the homes that later versions must continue, by another revision; commit tests/homes.
 homes: develop
 	$(BIN)/python -m tests.homes.make --rev $(REV)
+
+# Deletes each feature from a copy of the package, which must work without it; then all of them: two minutes.
+without: develop
+	$(BIN)/python -m tests.without
 
 # Runs the attacks of a hostile peer, and shows each answer.
 attacks: develop
@@ -146,7 +150,7 @@ demo: install
 
 # Tests executor "ray" and `fedserver --lab ray` in clusters on this machine, with an own environment: some six minutes.
 ray: .venv-ray/installed
-	.venv-ray/bin/pytest tests/simulation/test_ray.py tests/fedserver/lab/cluster
+	.venv-ray/bin/pytest tests/simulation/test_ray.py tests/features/cluster
 
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray

@@ -22,13 +22,12 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.method import PartKind
 from attune.common.methods.settings.aggregators import SETTINGS
 from attune.common.wire.tensors import manifest_of
-from attune.fedserver import process
+from attune.features.cluster.cluster_carrier import cluster_maker
+from attune.features.cluster.server import RayLab, prepare_ray
+from attune.features.cluster.worker_pool import WorkerPool
+from attune.features.cluster.workers import ClusterWorker, pack_updates
 from attune.fedserver.lab.aggregators.base import Aggregator, Block
 from attune.fedserver.lab.build import AggregatorSpec, made
-from attune.fedserver.lab.cluster.cluster_carrier import cluster_maker
-from attune.fedserver.lab.cluster.location import LabLocation
-from attune.fedserver.lab.cluster.worker_pool import WorkerPool
-from attune.fedserver.lab.cluster.workers import ClusterWorker, pack_updates
 from attune.fedserver.lab.vault import StateVault
 from attune.simulation.memory import MemoryBlobs
 from benchmarks.machine import machine
@@ -163,8 +162,8 @@ def mixing() -> dict[str, dict[str, float]]:
     return found
 
 
-def measured(location: LabLocation) -> dict[str, Any]:
-    from attune.fedserver.lab.cluster.ray_cluster import connect  # imports Ray, which reads the environment then
+def measured(location: RayLab) -> dict[str, Any]:
+    from attune.features.cluster.ray_cluster import connect  # imports Ray, which reads the environment then
 
     pool = connect(location, threads=1)
     try:
@@ -186,11 +185,11 @@ def subjects() -> Iterable[tuple[str, tuple[AggregatorSpec, dict[str, torch.Tens
 def main(labs: tuple[str, ...], out: Path) -> None:
     """Measure one process, clusters of this machine with each number of workers, and the given clusters."""
     torch.set_num_threads(1)
-    process.prepare_ray()
+    prepare_ray()
     before, found = machine(), dict[str, Any]()
     found["one process"] = {name: rounds(*subject, None) for name, subject in subjects()} | {"mixing": mixing()}
     click.echo(f"one process: {found['one process']}")
-    for location in (*(LabLocation("ray", number) for number in WORKERS), *(LabLocation(lab, 2) for lab in labs)):
+    for location in (*(RayLab("ray", number) for number in WORKERS), *(RayLab(lab, 2) for lab in labs)):
         name = f"{location.lab.partition(':')[0]}{'://' if location.address else ''}, {location.workers} workers"
         found[name] = measured(location)
         click.echo(f"{name}: {found[name]}")

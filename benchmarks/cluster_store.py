@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import msgspec
@@ -23,15 +23,15 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import Cast, manifest_of
+from attune.features.cluster.cluster_carrier import cluster_maker
+from attune.features.cluster.worker_pool import WorkerPool
+from attune.features.cluster.workers import StoreWorker
+from attune.features.remote.s3 import S3Blobs
+from attune.features.remote.s3_objects import S3Objects
+from attune.features.remote.storage import RemoteStorage
 from attune.fedserver.lab.build import AggregatorSpec, made
-from attune.fedserver.lab.cluster.cluster_carrier import cluster_maker
-from attune.fedserver.lab.cluster.worker_pool import WorkerPool
-from attune.fedserver.lab.cluster.workers import StoreWorker
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.checked_blobs import OBJECTS
-from attune.fedserver.stores.remote import RemoteStorage
-from attune.fedserver.stores.s3 import S3Blobs
-from attune.fedserver.stores.s3_objects import S3Objects
 from benchmarks.cluster_lab import spec_of
 from benchmarks.machine import machine
 
@@ -124,7 +124,7 @@ def measured(spec: AggregatorSpec, cluster: CountingCluster | None, blobs: S3Blo
     """Return MiB of the second round: in the first one no client has a value."""
     objects = blobs._objects = blobs.ranges.objects = blobs._cache._objects = CountingObjects(blobs._objects)
     vault = StateVault(blobs, spec.part, [], 0)
-    aggregator = cluster_maker(WorkerPool(cluster))(spec, vault) if cluster else made(spec, vault)
+    aggregator = cluster_maker(WorkerPool(cast(Any, cluster)))(spec, vault) if cluster else made(spec, vault)
     aggregator.start(layers())
     vault.settle()
     figures: dict[str, float] = {}

@@ -39,7 +39,12 @@ SPINE = ("common", "fedserver", "fedclient")
 BESIDE = ("tests", "benchmarks", "docs", "examples")
 LIMITS = ROOT / "benchmarks" / "limits.toml"
 MAX_FILE_LINES, MAX_CELL, MAX_TEST_NAME = 400, 200, 80
-SHARED_MODULE_NAMES = ("__init__", "base", "registry")
+SHARED_MODULE_NAMES = (
+    "__init__",
+    "base",
+    "registry",
+    *("feature", "settings", "rules", "server", "lab", "device", "work", "shown"),
+)
 VERBS = "tests/docs/verbs.txt"
 # The first words that no docstring of a class, a module or a property may have. "Whether" is fine for a property.
 NO_FIRST_WORDS = frozenset(

@@ -24,7 +24,7 @@ import numpy as np
 METHOD = "fedtp"
 DEVICES, ROUNDS, RECORDED = 2, 5, 2  # five rounds, since all devices also evaluate after the last ones
 _LOOPS = tuple(module.__path__[0] for module in (asyncio, concurrent.futures))  # these call functions of others
-PACKAGES = ("common", "fedserver", "fedclient", "simulation", "contrib")
+PACKAGES = ("seams.py", "common", "features", "fedserver", "fedclient", "simulation", "contrib")
 
 
 class Way:

@@ -6,6 +6,7 @@ A region begins with `<!-- generated: NAME -->` and ends with `<!-- end generate
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from attune.seams import SEAMS, features
 from benchmarks import (
     closed_form_tables,
     described_tables,
@@ -32,7 +34,7 @@ from docs.markdown import table
 
 ROOT = Path(__file__).parents[1]
 REGION = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->\n.*?<!-- end generated -->", re.DOTALL)
-CODE = ("common", "fedserver", "fedclient", "simulation", "contrib", "benchmarks", "examples")
+CODE = ("common", "features", "fedserver", "fedclient", "simulation", "contrib", "benchmarks", "examples")
 
 
 def packages() -> Iterator[str]:
@@ -62,10 +64,25 @@ def limits() -> Iterator[str]:
     yield from table(("what", "limit"), ((what, f"{limit:,}") for what, limit in read_limits()["limits"].items()))
 
 
+def declared_seams() -> Iterator[str]:
+    """Yield each feature with what it is, then each seam with what it does and who answers it."""
+    rows = []
+    for feature in features():
+        module = ast.parse((ROOT / "features" / feature.name / "feature.py").read_text(encoding="utf-8"))
+        commands = ", ".join(f"`fedserver {name}`" for name in feature.commands)
+        rows.append((f"`{feature.name}`", (ast.get_docstring(module) or "").partition(": ")[2], commands))
+    yield from table(("feature", "what it is", "commands"), rows)
+    for name, seam in SEAMS.items():
+        [answer] = (f"{feature.name}.{feature.answers[name]}" for feature in features() if name in feature.answers)
+        parameters = ", ".join(inspect.signature(seam).parameters)
+        yield from ("", f"`{name}({parameters})`, answered by `features.{answer}`:", "", inspect.getdoc(seam) or "")
+
+
 REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "packages": packages,
     "layers": layers,
     "limits": limits,
+    "seams": declared_seams,
     **tables.REGIONS,
     **settings_tables.REGIONS,
     **disclosed.REGIONS,

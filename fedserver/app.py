@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +39,13 @@ from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.bound_secrets import bind_secrets, check_secrets
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
 from attune.fedserver.lab.client_noise import secret_of
-from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.direct import DirectStore
-from attune.fedserver.ports.storage import HomeStorage, Storage
+from attune.fedserver.ports.lab import LabCluster
+from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.server import GrpcServer
-from attune.fedserver.standby import NeverServed, only_server
-from attune.fedserver.web.pages import Operator, page
-from attune.fedserver.web.sources import RunningServer
+from attune.seams import DirectMaker, NeverServed, Running, direct_transfers, only_server, page
 
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
@@ -71,7 +67,7 @@ class ServerOptions:
     dashboard: str | None = None  # HOST:PORT, "off", or None: where it was before, else on this machine alone
     clock: Clock = Clock()  # noqa: RUF009 - it is immutable
     join_uses: int = 1  # how many devices the printed token admits
-    location: LabLocation = THIS_PROCESS  # where rounds are computed
+    cluster: LabCluster | None = None  # that computes rounds; None: this process does
     storage: StoragePlace | None = None  # where ledger and blobs are; None: where they were before, else in the home
     is_first: bool = True  # whether this process has served no leg of a race before
     allow_code: tuple[str, ...] = ()  # code that the home may bring, by name
@@ -89,7 +85,7 @@ class _Opened:
     overrides: dict[str, Any]
     settings: ResolvedSettings
     turn: Turn | None  # of a race
-    direct: DirectStore | None  # with which devices exchange blobs themselves
+    direct: DirectMaker | None  # of transfers between devices and the store themselves
 
     def admin(self, who: str) -> FederationAdmin:
         return FederationAdmin(self.storage.ledger, who)
@@ -108,7 +104,7 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
         first = planning.resolve(fleet_race.check_possible(overrides))
         check_secret(first.privacy)
         if first.server.transfer == "direct" and options.storage is None:
-            home.open().direct("")
+            direct_transfers(home.open(), "")
         for line in await asyncio.to_thread(check_declared, first):
             options.say(f"warning: {line}")
     elif home.storage_place() or options.storage:  # before it waits as a standby
@@ -166,25 +162,12 @@ async def _opened(
             await bind_secrets(storage, snapshot.commitments, home.authority, settings.privacy.on_server)
             storage.bound_cache(settings.server.cache_bytes)
             storage.blobs.sweep()
-            direct = _direct(storage, settings.server)
+            direct = direct_transfers(storage, settings.server.direct_url) if settings.server.transfer == "direct" else None
             async with _laboratory(options, settings.server, storage.blobs, executors) as lab:
                 yield _Opened(home, authority, storage, lab, executors, merged, settings, turn, direct)
         finally:
             executors.shutdown()
             await storage.close()
-
-
-def _direct(storage: HomeStorage, server: ServerSettings) -> DirectStore | None:
-    """Return the store with which devices exchange blobs themselves, if they may. What earlier processes left there goes.
-
-    Raises:
-        SettingError: This storage has none.
-    """
-    if server.transfer == "stream":
-        return None
-    direct = storage.direct(server.direct_url)
-    direct.sweep()
-    return direct
 
 
 @asynccontextmanager
@@ -196,12 +179,10 @@ async def _laboratory(
     Raises:
         SettingError: The workers cannot be had.
     """
-    if not options.location.is_here:
-        process.prepare_ray()
-    lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.location)
+    lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.cluster)
     try:
-        if workers := await lab.connect():
-            options.say(f"rounds are carried out by {workers} workers (--lab {options.location.lab})")
+        if options.cluster and (workers := await lab.connect()):
+            options.say(f"rounds are carried out by {workers} workers (--lab {options.cluster.lab})")
         yield lab
     finally:
         await lab.close()
@@ -218,7 +199,6 @@ async def _serve(options: ServerOptions, opened: _Opened, signalled: asyncio.Fut
         settings.server, registrar, opened.admin("operator over the network"), Refusals(ledger), coordinator, opened.storage,
         opened.executors, opened.direct,
     )  # fmt: skip
-    coordinator.planner.direct = opened.direct.address if opened.direct else ""
     address = _address(options, home.address())
     address.port = grpc_server.listen(address.host, address.port)
     join = await _begun(options, opened)
@@ -231,11 +211,7 @@ async def _serve(options: ServerOptions, opened: _Opened, signalled: asyncio.Fut
         async with grpc_server.open():
             process.keep_what_has_begun()
             home.write_address(address)
-            operator = Operator(
-                coordinator, coordinator.members, registrar, opened.admin, address.joined(settings.server.advertise)
-            )
-            life = partial(RunningServer, coordinator, f"{address.host}:{address.port}")
-            with page(home, options.dashboard, address, settings.server, "server", life, operator.actions()) as url:
+            with page(home, options.dashboard, address, settings.server, Running(coordinator, registrar, opened.admin)) as url:
                 if turn is not None:
                     options.say(turn.words())
                 if options.is_first:

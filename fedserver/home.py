@@ -1,6 +1,6 @@
 """The server's home on disk: keys, lock, address and earlier runs; how a new home is made, and its storage opened.
 
-This module owns `ca/`, `operator/`, `local-token`, `server.json`, `lock` and `runs/`. `fedserver.web` owns the files of
+This module owns `ca/`, `operator/`, `local-token`, `server.json`, `lock` and `runs/`. `features.web` owns the files of
 the dashboard and of /metrics, and the storage (`fedserver.stores.disk`) owns the rest.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.ports.storage import HomeStorage
 from attune.fedserver.stores.disk import DiskStorage
+from attune.seams import remote_storage
 
 EVERY_HOST = ("0.0.0.0", "::", "[::]")  # noqa: S104 - to listen on all addresses
 STORAGE_FILE = "storage.json"
@@ -72,20 +72,6 @@ def place_of(ledger: str | None, blobs: str | None) -> StoragePlace | None:
     return None if ledger is None or blobs is None else StoragePlace(ledger, blobs)
 
 
-@cache
-def _remote(path: Path, place: StoragePlace) -> HomeStorage:
-    """Return the storage in PostgreSQL and S3, one for each home in a process: it has connections.
-
-    Raises:
-        SettingError: A URL cannot be, or a package is missing.
-    """
-    try:
-        from attune.fedserver.stores.remote import RemoteStorage
-    except ImportError as error:
-        raise SettingError(f"--ledger and --blobs need more packages ({error}): pip install 'attune-fl[server]'") from None
-    return RemoteStorage(path, place.ledger, place.blobs)
-
-
 class ServerHome(msgspec.Struct, frozen=True):
     """A folder that holds one federation. Only `create` and the `write_...` methods write."""
 
@@ -120,7 +106,7 @@ class ServerHome(msgspec.Struct, frozen=True):
             SettingError: The place cannot be, or what reaches it is not installed.
         """
         place = self.storage_place() or self.chosen
-        return DiskStorage(self.path) if place is None else _remote(self.path, place)
+        return DiskStorage(self.path) if place is None else remote_storage(self.path, place.ledger, place.blobs)
 
     def storage_place(self) -> StoragePlace | None:
         """Return where ledger and blobs are; None: in this folder.

@@ -1,4 +1,4 @@
-"""Settings of the server's process: how the C library keeps memory, and what Ray reads from the environment.
+"""The server's process: the packages that it needs, how the C library keeps memory, and its file descriptors.
 
 By default glibc gives each thread a heap of its own. Once a large block was freed, it takes the next one of that size from a
 heap too. With four devices and 100 MB of weights the process kept four times the model. With bounded heaps, the memory of a
@@ -7,12 +7,18 @@ round's tensors goes back to the system when the round is over.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import platform
-from pathlib import Path
+import resource
+from importlib.util import find_spec
 
+from attune.common.errors import SettingError
+from attune.seams import features
+
+SERVER_PACKAGES = ("grpc_health", "grpc_reflection")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8  # malloc.h
 ARENAS = 2
 KEPT_BYTES = 4 << 20  # kept free at the end of a heap for the next frames: the system must clear each page that it gives anew
@@ -22,6 +28,17 @@ LARGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")  # an environment variable
 OWN_MAPPING_BYTES = 4 << 20  # larger blocks (tensors) are mapped by themselves; frames are smaller and are reused
 ENROLLING_MAPPING_BYTES = 16 << 10  # the same while devices enrol, so that TLS's two buffers of 17 KiB a connection are mapped
 MOST_MAPPINGS = 1 << 15  # half of what Linux allows a process
+
+
+def check_installed() -> None:
+    """Check that the packages are installed that only a server needs, or a page of it.
+
+    Raises:
+        SettingError: One of them is missing.
+    """
+    needed = (*SERVER_PACKAGES, *(package for feature in features() for package in feature.packages))
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise SettingError(f"a server needs {', '.join(missing)}, not installed here: pip install 'attune-fl[server]'")
 
 
 def prepare_memory() -> None:
@@ -69,13 +86,37 @@ def keep_what_has_begun() -> None:
     gc.freeze()
 
 
-def prepare_ray() -> None:
-    """Set what Ray reads from the environment, where the operator has not set it. Call it before Ray is imported.
+# --- file descriptors: connections of devices, connections to the page, and a reserve for files
 
-    Ray then reports no statistics, its workers get their share of a busy machine, and it uses this user's token.
+MOST = 65536  # the limit is raised to this, if the system allows it
+RESERVED = 64  # descriptors for the database, blobs and logs; and an eighth of the limit for transfers
+FEWEST_OF_PAGE, MOST_OF_PAGE = 16, 64
+
+
+def raise_limit() -> int:
+    """Ask for more descriptors, and return how many this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(MOST, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return limit()
+
+
+def limit() -> int:
+    """Return how many descriptors this process may have."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST if soft == resource.RLIM_INFINITY else min(soft, MOST)
+
+
+def device_connections(descriptors: int) -> int:
+    """Return how many connections of devices there may be.
+
+    The page gets twice its connections, because those that are dropped need a moment to close.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: on a busy machine such a worker never begins
-    given = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if given or (Path.home() / ".ray" / "auth_token").exists():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # a cluster that asks for no token accepts one
+    return max(16, descriptors - RESERVED - descriptors // 8 - 2 * page_connections(descriptors))
+
+
+def page_connections(descriptors: int) -> int:
+    """Return how many connections to the page there may be."""
+    return max(FEWEST_OF_PAGE, min(MOST_OF_PAGE, descriptors // 16))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from attune import seams
 from attune.common import homes
 from attune.common.aio import run_blocking
 from attune.common.config import by_section, load_settings, merge
@@ -63,12 +64,11 @@ def serve(
     Raises:
         AttuneError: Before or instead of serving.
     """
-    from attune.fedserver.web.serving import check_installed
+    from attune.fedserver.process import check_installed
 
     check_installed()
     from attune.fedserver.app import ServerOptions, run
     from attune.fedserver.home import place_of
-    from attune.fedserver.lab.cluster.location import LabLocation
 
     flags = of_flags(
         method=method, model=model, rounds=rounds, min_clients=min_clients, clients_per_round=clients_per_round, seed=seed
@@ -76,9 +76,9 @@ def serve(
     overrides = load_settings(Path(config) if config else None, (), merge(by_section(settings), flags))
     place = Path(home).expanduser() if home is not None else homes.server_home()
     shown = None if dashboard is None else str(dashboard)
-    location = LabLocation(lab, lab_workers)
+    cluster = None if lab == "local" and not lab_workers else seams.lab_cluster(lab, lab_workers)
     options = ServerOptions(
-        place, host, port, exit_when_done, say, shown, join_uses=join_uses, location=location,
+        place, host, port, exit_when_done, say, shown, join_uses=join_uses, cluster=cluster,
         storage=place_of(ledger, blobs), allow_code=tuple(allow_code),
     )  # fmt: skip
     run_blocking(run(options, overrides))

@@ -14,8 +14,7 @@ from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType, 
 from attune.common.config import load_settings
 from attune.common.durable import check_folder
 from attune.common.errors import AttuneError
-from attune.common.methods.method import PLAIN, PRESETS
-from attune.common.methods.registry import AUTO
+from attune.common.methods.method import AUTO, PLAIN, PRESETS
 from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.table_options import baseline_option, read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS

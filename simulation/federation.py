@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ from attune.fedserver.federation.federation_state import FederationState
 from attune.fedserver.federation.steps import Clock, InlineTurns
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot
-from attune.fedserver.web.serving import PageAddress
+from attune.seams import Watch
 from attune.simulation.in_process import CohortWorker, InlineWorker, InProcessServer, LocalLink
-from attune.simulation.progress import Watcher, orders_of, serve_page
+from attune.simulation.progress import Watcher, orders_of
 from attune.simulation.simulated_clock import ClockedWorker, SimulatedClock
 from attune.simulation.simulation_state import SimulationState
 
@@ -97,7 +98,7 @@ class Federation:
         stopped: Returns whether the work must be given up.
         executor: Executor of cohorts, or the pool of processes with the learners. None: one order after the other.
         awake_bytes: Most bytes that waiting learners may hold in memory.
-        page: Address of the dashboard, if it is served.
+        page: The dashboard, if it is served.
         until: Stop after this round and its evaluation. A later federation with the same state goes on from there. None: run
             all rounds.
         clock: The time that devices take. None: no time passes, and all devices of a buffered round take equally long.
@@ -113,7 +114,7 @@ class Federation:
         stopped: Callable[[], bool],
         executor: Executor | None,
         awake_bytes: float,
-        page: PageAddress | None = None,
+        page: Watch | None = None,
         until: int | None = None,
         clock: SimulatedClock | None = None,
     ) -> None:
@@ -155,7 +156,8 @@ class Federation:
                 self._stopped_there.set()
             self._watcher.begin(orders_of(settings, len(self._shards), coordinator.state.round.record.round))
             try:
-                with serve_page(self._page, coordinator, self._state), self._worker(coordinator.state) as worker:
+                page = self._page(coordinator, self._state.storage) if self._page else nullcontext()
+                with page, self._worker(coordinator.state) as worker:
                     results = await self._run_devices(coordinator, worker)
             finally:
                 self._watcher.end()

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from attune import seams
 from attune.common.config import convert
 from attune.common.durable import check_folder
 from attune.common.errors import SettingError
-from attune.common.methods.method import PLAIN
-from attune.common.methods.registry import AUTO
+from attune.common.methods.method import AUTO, PLAIN
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
 from attune.fedclient.gate import PrivacyLimits
@@ -26,7 +26,7 @@ from attune.simulation.federation import NOWHERE
 from attune.simulation.manifest import data_digest
 from attune.simulation.over_seeds import SeedResults, run_seeds
 from attune.simulation.own_models import model_name
-from attune.simulation.progress import Dashboard, ProgressFunction, page_address, watcher
+from attune.simulation.progress import ProgressFunction, watcher
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulated_clock import SimulatedClock
 from attune.simulation.simulation_state import MemoryState
@@ -61,7 +61,7 @@ def simulate(
     awake_bytes: int = ...,
     train: Train | None = ...,
     evaluate: Evaluate | None = ...,
-    dashboard: Dashboard = ...,
+    dashboard: bool | int | str | None = ...,
     label: str = ...,
     task: str = ...,
     table: Mapping[str, Any] = ...,
@@ -93,7 +93,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     awake_bytes: int = AWAKE_BYTES,
     train: Train | None = None,
     evaluate: Evaluate | None = None,
-    dashboard: Dashboard = None,
+    dashboard: bool | int | str | None = None,
     label: str = "",
     task: str = "classes",
     table: Mapping[str, Any] = NO_SETTINGS,
@@ -175,7 +175,8 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         hooks=Hooks(train, evaluate),
     )
     digest = data_digest(members)
-    simulator = Simulator(members, options, executor, workers, awake_bytes, page_address(dashboard), digest, clock)
+    page = None if dashboard is None or dashboard is False or dashboard == "off" else seams.watch(dashboard)
+    simulator = Simulator(members, options, executor, workers, awake_bytes, page, digest, clock)
     shown, folder = watcher(progress), None if home is None else Path(home).expanduser()
     if folder is not None:
         check_folder(folder, "home")

@@ -24,7 +24,7 @@ from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedserver.choosing.candidates import check_race, entrants_of
 from attune.fedserver.choosing.race_course import Course
 from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, KEPT, NOTHING_HELD_OUT, rungs_of
-from attune.fedserver.web.serving import PageAddress
+from attune.seams import Watch
 from attune.simulation.arguments import overrides as arguments_of
 from attune.simulation.federation import Federation
 from attune.simulation.progress import Watcher
@@ -45,7 +45,7 @@ class Simulator:
         executor: Same as in `attune.simulate`.
         workers: Same as in `attune.simulate`.
         awake_bytes: Same as in `attune.simulate`.
-        page: Address of the dashboard, if it is served.
+        page: The dashboard, if it is served.
         digest: Digest of the data.
         clock: As in `attune.simulate`.
     """
@@ -55,7 +55,7 @@ class Simulator:
     executor: str | Executor | None
     workers: int | None
     awake_bytes: int
-    page: PageAddress | None
+    page: Watch | None
     digest: str
     clock: SimulatedClock | None = None
 

@@ -22,8 +22,8 @@ from urllib.parse import quote
 import pytest
 
 if TYPE_CHECKING:
-    from attune.fedserver.stores.remote import RemoteStorage
-    from attune.fedserver.stores.s3 import S3Blobs
+    from attune.features.remote.s3 import S3Blobs
+    from attune.features.remote.storage import RemoteStorage
 
 STARTED_S = 120.0
 WEED = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
@@ -225,7 +225,7 @@ def remote_storage(folder: Path) -> RemoteStorage:
     """Return a new storage in PostgreSQL and S3; skip the test where they are not installed."""
     database, store = postgres(), weed()
     os.environ |= store.environment
-    from attune.fedserver.stores.remote import RemoteStorage
+    from attune.features.remote.storage import RemoteStorage
 
     return RemoteStorage(folder, database.new(), store.new())
 

@@ -28,6 +28,7 @@ PartKind = Literal["shared", "attended", "generated", "private", "solved"]
 AssignedKind = Literal["shared", "attended", "generated", "private"]
 EvaluatedAs = Literal["served", "trained"]
 
+AUTO = "auto"  # in place of a method's name: the best of several
 EVERYDAY, PUBLISHED, PLAIN = PRESETS = "everyday", "published", "plain"
 UNBOUNDED = {"bound_change": 0.0, "bound_samples": 0.0}  # as published: no paper bounds what a device hands in
 # As published: no paper holds training samples out to weigh models, or takes rounds back.

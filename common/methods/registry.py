@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from attune.common.errors import SettingError
 from attune.common.exchange.registry import packages_of
-from attune.common.methods.method import SOLVED, ConfiguredMethod, Method, configure, custom_method
+from attune.common.methods.method import AUTO, SOLVED, ConfiguredMethod, Method, configure, custom_method
 from attune.common.methods.rows import ROWS
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.aggregators import ClosedFormSettings, Returns
@@ -17,7 +17,7 @@ from attune.common.models.registry import MODELS
 from attune.common.plan import Plan
 from attune.common.plugins import Package, PluginRegistry, check_installed
 
-DEFAULT, CUSTOM, AUTO = "fedtp", "custom", "auto"
+DEFAULT, CUSTOM = "fedtp", "custom"
 _ON_SERVER, _ON_DEVICE = "on_server", "on_device"  # where a plan keeps its method with typed settings, as each side sees it
 METHODS: PluginRegistry[Method] = PluginRegistry("methods", Method, {method.name: method for method in ROWS})
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import click
 
+from attune import seams
 from attune.common import homes
 from attune.common.command_group import PATH, ExtensibleGroup
 from attune.common.config import load_settings
@@ -18,9 +19,9 @@ from attune.fedserver.cli.shared import ALLOW_CODE, HOME, SETTINGS
 
 PROJECT = Path(__file__).parents[1] / "starter" / "project"  # the files that `new` writes
 COMMANDS = (
-    tokens.token, tokens.revoke, tokens.dashboard_token,
-    running.pause, running.resume, running.status, running.dashboard, running.tls_name,
-    tokens.audit, tokens.backup, tokens.restore, tokens.verify, tokens.migrate,
+    tokens.token, tokens.revoke,
+    running.pause, running.resume, running.status, running.tls_name,
+    tokens.audit, tokens.backup, tokens.restore, tokens.verify,
     results.export, results.plot,
     privacy.privacy, results.schema, results.statistics,
     running.run, running.forget,
@@ -54,6 +55,15 @@ class ServerCommands(ExtensibleGroup):
     """The commands of `fedserver`."""
 
     entry_point_group = "attune.fedserver.commands"
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(name for feature in seams.features() for name in feature.commands)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command: click.Command | None = seams.answer("commands", cmd_name) or super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in seams.COMMANDS:
+            raise seams.absent(seams.COMMANDS[cmd_name], f"fedserver {cmd_name}")
+        return command
 
 
 @click.group(

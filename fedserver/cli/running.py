@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from attune.common import aio
-from attune.common.command_group import FOLDER, NAME
+from attune.common.command_group import NAME
 from attune.common.config import load_settings
 from attune.fedserver.cli.shared import HOME, SETTINGS, admin_of, existing, operator, place_of, troubles_of
 
@@ -60,26 +60,6 @@ def status(home: Path | None, as_json: bool) -> None:
         from attune.fedserver.view.homes import render_status
 
         click.echo(render_status(report))
-
-
-@click.command()
-@HOME
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, help="Port of a page that is not served yet (default: a free one)."
-)
-@click.argument("folder", required=False, type=FOLDER)
-def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
-    """Print the address of the running server's page, or serve one of the home, which FOLDER can name, too."""
-    from attune.fedserver.web import pages
-    from attune.fedserver.web.serving import PageAddress
-
-    if folder is not None and home is not None:
-        raise click.UsageError("FOLDER stands alone: without --home")
-    place = place_of(folder or home)
-    if (url := pages.running_page(place)) is not None:
-        click.echo(url)
-    else:
-        pages.show(place, PageAddress(port=port), click.echo)
 
 
 @click.command("tls-name")

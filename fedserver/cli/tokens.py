@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -93,54 +93,6 @@ def revoke(home: Path | None, name: str) -> None:
     click.echo(f"{name} is revoked")
 
 
-@click.group("dashboard-token")
-def dashboard_token() -> None:
-    """Give people tokens of their own for the dashboard: their names stand in the audit log when they act."""
-
-
-@dashboard_token.command("add")
-@HOME
-@click.option("--role", type=click.Choice(["viewer", "operator"]), required=True, help="A viewer only looks.")
-@click.argument("name", type=NAME)
-def add_dashboard_token(home: Path | None, name: str, role: Literal["viewer", "operator"]) -> None:
-    """Print a token for NAME, once: only its digest is kept. On a terminal also the address of the page."""
-    from attune.fedserver.web import page_tokens
-    from attune.fedserver.web.pages import page_url
-
-    place = existing(home)
-    token = page_tokens.add(place, name, role, operator())
-    click.echo(token)
-    if sys.stderr.isatty():  # a pipe may carry both, and then the token is not alone
-        click.echo(f"{name} is a {role}: {page_url(place, token) or 'the page is off'}", err=True)
-
-
-@dashboard_token.command("list")
-@HOME
-@click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
-def list_dashboard_tokens(home: Path | None, as_json: bool) -> None:
-    """List who has a token for the dashboard, with the role and the time at which it was made."""
-    import msgspec
-
-    from attune.fedserver.view.homes import render_dashboard_tokens
-    from attune.fedserver.web import page_tokens
-
-    place = existing(home)
-    tokens = [{"name": token.name, "role": token.role, "made_at": token.made_at} for token in page_tokens.listed(place)]
-    click.echo(msgspec.json.encode(tokens) if as_json else render_dashboard_tokens(tokens))
-
-
-@dashboard_token.command("remove")
-@HOME
-@click.argument("name", type=NAME)
-def remove_dashboard_token(home: Path | None, name: str) -> None:
-    """Refuse the token of NAME from now on, and end the pages that are open with it."""
-    from attune.fedserver.web import page_tokens
-
-    place = existing(home)
-    page_tokens.remove(place, name, operator())
-    click.echo(f"{name} has no token for the dashboard any more")
-
-
 def _seconds(text: str) -> float:
     """Read a time such as `30m`, `24h`, `7d`, or seconds.
 
@@ -226,25 +178,6 @@ def verify(home: Path | None) -> None:
     if damage:
         sys.exit(HomeMismatch.exit_code)
     click.echo(f"{place.path} is whole")
-
-
-@click.command()
-@HOME
-@click.option("--ledger", metavar="postgresql://...", help="An empty database, with --blobs.")
-@click.option("--blobs", metavar="s3://BUCKET/PREFIX", help="An empty prefix, with --ledger.")
-@click.option("--to-folder", is_flag=True, help="Back into the home's folder.")
-@ALLOW_CODE
-def migrate(home: Path | None, ledger: str | None, blobs: str | None, to_folder: bool, allow_code: tuple[str, ...]) -> None:
-    """Move the state of a home to PostgreSQL and S3, or back. No server may run. A move that was killed goes on."""
-    from attune.fedserver.home import place_of as storage_place_of
-
-    to = storage_place_of(ledger, blobs)
-    if (to is None) is not to_folder:
-        raise click.UsageError("give --ledger and --blobs, or --to-folder")
-    from attune.fedserver.view.migrate import migrate as move
-
-    for line in move(place_of(home), to, allow_code):
-        click.echo(line)
 
 
 LONGEST = 600  # characters of a line

@@ -12,14 +12,12 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.executors import Executors
-from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served, Started
+from attune.fedserver.ports.lab import Arrived, LabCluster, RoundOutcome, Served, Started
 
 if TYPE_CHECKING:
     from attune.fedserver.core.collector import Unmasking
     from attune.fedserver.lab.build import Maker
-    from attune.fedserver.lab.cluster.worker_pool import WorkerPool
     from attune.fedserver.lab.engine import Engine
 
 
@@ -34,7 +32,7 @@ class ThreadLab:
         threads: How many threads one job's computations use; 0: all cores but one.
         max_model_bytes: The largest model of a new federation; 0: no limit.
         device: The processor of large products (server.device).
-        location: Place where rounds are computed.
+        cluster: The cluster that computes rounds; None: this process does.
     """
 
     def __init__(
@@ -44,12 +42,11 @@ class ThreadLab:
         threads: int = 0,
         max_model_bytes: int = 0,
         device: str = "cpu",
-        location: LabLocation = THIS_PROCESS,
+        cluster: LabCluster | None = None,
     ) -> None:
         self._blobs, self._executors, self._max_model_bytes = blobs, executors, max_model_bytes
         self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
-        self._device, self._location = location.device(device), location
-        self._pool: WorkerPool | None = None
+        self._device, self._cluster = cluster.device(device) if cluster else device, cluster
         self._engine: Engine | None = None
 
     async def connect(self) -> int:
@@ -58,20 +55,12 @@ class ThreadLab:
         Raises:
             SettingError: The cluster cannot be reached.
         """
-        if self._location.is_here:
-            return 0
-        self._pool = await self._executors.worker(self._connect)
-        return len(self._pool.members)
-
-    def _connect(self) -> WorkerPool:
-        from attune.fedserver.lab.cluster.ray_cluster import connect
-
-        return connect(self._location, self._threads)
+        return await self._executors.worker(self._cluster.connect, self._threads) if self._cluster else 0
 
     async def close(self) -> None:
         """Release the workers after the present job."""
-        if self._pool is not None:
-            await self._executors.worker(self._pool.close)
+        if self._cluster is not None:
+            await self._executors.worker(self._cluster.close)
 
     async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
         """Take up the state after `closed` rounds, or make the state of a new federation (no slots).
@@ -104,13 +93,11 @@ class ThreadLab:
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 
     def _maker(self) -> Maker:
-        if self._pool is None:
-            from attune.fedserver.lab.build import made
+        if self._cluster is not None:
+            return self._cluster.maker()
+        from attune.fedserver.lab.build import made
 
-            return made
-        from attune.fedserver.lab.cluster.cluster_carrier import cluster_maker
-
-        return cluster_maker(self._pool)
+        return made
 
     async def serve(
         self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None, solved: bool = True

@@ -10,7 +10,6 @@ from typing import Protocol
 from typing_extensions import Self
 
 from attune.fedserver.ports.blobs import Blobs, Spool
-from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.ledger import Ledger, LedgerReader, Snapshot
 
 
@@ -88,16 +87,6 @@ class HomeStorage(Storage, Protocol):
 
     def create(self) -> None:
         """Make what a server needs, and empty what is served."""
-
-    def direct(self, public_url: str) -> DirectStore:
-        """Return the store that devices reach by themselves.
-
-        Args:
-            public_url: Its address for devices; empty: the one for this server.
-
-        Raises:
-            SettingError: This storage has none.
-        """
 
     def bound_cache(self, most_bytes: int) -> None:
         """Keep at most so many bytes of copies of blobs on this disk, where the blobs themselves are elsewhere."""

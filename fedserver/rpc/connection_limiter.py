@@ -28,7 +28,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from attune.fedserver.descriptors import device_connections
+from attune.fedserver.process import device_connections
 from attune.fedserver.rpc.unread_bytes import Peer, Traffic, UnreadBytes, traffic_of
 
 DESCRIPTORS = Path("/dev/fd")

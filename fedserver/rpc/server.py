@@ -24,10 +24,8 @@ from attune.common.errors import LedgerBusy, LimitExceeded, PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
 from attune.fedserver import process
 from attune.fedserver.core.advice import HANDSHAKE
-from attune.fedserver.descriptors import raise_limit
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.direct_transfers import DirectTransfers
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.steps import DOOR, try_stores
 from attune.fedserver.federation.survey import Survey, without_statistics
@@ -35,14 +33,15 @@ from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
-from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.storage import Storage
+from attune.fedserver.process import raise_limit
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth, caller
 from attune.fedserver.rpc.connection_limiter import PAUSE_S, Bounds, ConnectionLimiter, ConnectionReport
 from attune.fedserver.rpc.pulses import DevicePulses
 from attune.fedserver.rpc.service import BlobService, FederationService
 from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
+from attune.seams import DirectMaker
 
 WATCHES_A_CALLER, WATCHES = 2, 256
 
@@ -131,7 +130,7 @@ class GrpcServer:
         coordinator: Coordinator,
         storage: Storage,
         executors: Executors,
-        direct: DirectStore | None = None,
+        direct: DirectMaker | None = None,
     ) -> None:
         self._settings, self._registrar, self._coordinator = settings, registrar, coordinator
         state, members, updates = coordinator.state, coordinator.members, coordinator.updates
@@ -147,7 +146,8 @@ class GrpcServer:
         noisy = NoisyQuestions(masked.federation, resolved.privacy, resolved.data)
         survey = Survey(state.streams, without_statistics(resolved.privacy), coordinator.account, masked, noisy)
         federation = FederationService(members, updates, registrar, pulses, survey, state.turns)
-        self._direct = DirectTransfers(direct, state.book, updates) if direct is not None else None
+        self._direct = direct(state.book, updates) if direct is not None else None
+        coordinator.planner.direct = self._direct.address if self._direct is not None else ""
         transfers = BlobService(state.book, storage.blobs, updates, executors, pulses, state.activity, self._direct)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
         self._storage, self._operators = storage, AdminService(coordinator, members, registrar, admin, storage.ledger, survey)

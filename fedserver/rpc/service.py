@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -50,7 +50,6 @@ from attune.common.pulse import Pulse
 from attune.common.wire.blobs import FRAME_BYTES, Pace, read_frames
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation.direct_transfers import DirectTransfers
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.steps import Turns
 from attune.fedserver.federation.streams import WORK, DeviceActivity, DeviceStage, Stream
@@ -189,6 +188,20 @@ STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
 BATCH_FRAMES = 2  # full frames handed to a disk thread at a time, while as many more are on their way
 
 
+class DirectCalls(Protocol):
+    """Transfers between devices and S3 themselves (the seam `direct_transfers`), for the calls that ask where."""
+
+    address: str  # of the store, for devices
+
+    async def download_url(self, name: str, digest: str) -> SignedUrl: ...
+
+    async def upload_url(self, name: str, asked: DirectUpload) -> SignedUrl: ...
+
+    async def watch(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class BlobService:
     """Transfer of raw frames, registered with identity serializers, so that bytes are not copied into messages."""
 
@@ -200,7 +213,7 @@ class BlobService:
         executors: Executors,
         pulses: DevicePulses,
         activity: DeviceActivity,
-        direct: DirectTransfers | None,
+        direct: DirectCalls | None,
     ) -> None:
         self._direct = direct
         self._book, self._blobs, self._updates, self._activity = book, blobs, updates, activity

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
 
 from typing_extensions import Self
 
 from attune.common.durable import PRIVATE, sync, write_file
-from attune.common.errors import HomeMismatch, SettingError
+from attune.common.errors import HomeMismatch
 from attune.fedserver.ports.blobs import INBOX, STATE, is_later
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, link, make_folders
@@ -95,9 +94,6 @@ class DiskStorage:
 
     def create(self) -> None:
         make_folders(self._folder)
-
-    def direct(self, public_url: str) -> NoReturn:
-        raise SettingError('server.transfer = "direct" needs blobs in S3: start with --ledger and --blobs (docs/scale.md)')
 
     def bound_cache(self, most_bytes: int) -> None:
         """No-op: there are no copies."""

@@ -165,19 +165,14 @@ def render_tokens(tokens: Iterable[TokenView]) -> str:
     return text_of(text_table(heads, map(_token_cells, tokens), "devices"))
 
 
-def render_dashboard_tokens(tokens: Iterable[dict[str, Any]]) -> str:
-    """Return who has a token for the dashboard, as text."""
-    rows = ((token["name"], token["role"], _minute(token["made_at"])) for token in tokens)
-    return text_of(text_table(("name", "role", "made"), rows, "name"))
-
-
-def _minute(at: float) -> str:
+def minute(at: float) -> str:
+    """Return a unix time for people, in UTC."""
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M")
 
 
 def _token_cells(token: TokenView) -> tuple[str, ...]:
     left, devices = f"{token.uses_left} of {token.uses}", ", ".join(token.devices) or "-"
-    return token.id, token.state, left, token.origin, _minute(token.expires_at), token.only_for or "-", devices
+    return token.id, token.state, left, token.origin, minute(token.expires_at), token.only_for or "-", devices
 
 
 def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:

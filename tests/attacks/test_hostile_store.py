@@ -15,8 +15,8 @@ from attune.common.wire.digest import digest_of
 
 pytest.importorskip("obstore")
 
+from attune.features.remote.s3_objects import ObjectCache, S3Access, S3Objects
 from attune.fedserver.ports.blobs import Damaged
-from attune.fedserver.stores.s3_objects import ObjectCache, S3Access, S3Objects
 
 GOOD = bytes(range(256)) * 40
 BLOB = Blob("state/one", digest_of(GOOD), len(GOOD))

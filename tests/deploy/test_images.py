@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from attune.common.config import ServerSettings, convert
-from attune.fedserver.web.serving import PageAddress
+from attune.features.web.serving import PageAddress
 from tests.packaging.checkout import ROOT, pyproject, shipped
 
 IMAGES = {"Dockerfile.server": "fedserver", "Dockerfile.client": "fedclient"}
@@ -163,8 +163,8 @@ def test_every_service_is_confined_and_its_volumes_are_declared(deploy):
 
 
 def test_both_servers_of_the_standby_file_keep_their_state_at_one_place(deploy, parse):
-    postgres = pytest.importorskip("attune.fedserver.stores.postgres")
-    s3 = pytest.importorskip("attune.fedserver.stores.s3")
+    postgres = pytest.importorskip("attune.features.remote.postgres")
+    s3 = pytest.importorskip("attune.features.remote.s3")
     compose = yaml.safe_load((deploy / "compose.standby.yaml").read_text())
     servers = [service for name, service in compose["services"].items() if name.startswith("server")]
     commands = [parse(["fedserver", *server["command"]]).params for server in servers]

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from attune.fedserver.web.page_tokens import METRICS_FILE
+from attune.features.web.page_tokens import METRICS_FILE
 from tests import engines
 from tests.chaos.site import Child, Shape, Site
-from tests.fedserver.web.conftest import Page
+from tests.features.web.conftest import Page
 from tests.forked import ENTRIES
 
 pytestmark = pytest.mark.engines

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from attune.features.web.page_tokens import METRICS_FILE
 from attune.fedserver.cli import cli
-from attune.fedserver.web.page_tokens import METRICS_FILE
 from tests import engines
 from tests.chaos.site import Shape, Site
-from tests.fedserver.web.conftest import Page
+from tests.features.web.conftest import Page
 
 pytestmark = pytest.mark.engines
 PATIENCE_S = 180.0

@@ -20,6 +20,8 @@ import pytest
 from attune.common.config import PrivacySettings
 from attune.common.errors import AttuneError
 from attune.common.identity.signed_files import verify
+from attune.features.web.page_tokens import listed
+from attune.features.web.pages import SavedAddress, remembered
 from attune.fedclient.disclosure_log import read_log
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import read_info
@@ -28,8 +30,6 @@ from attune.fedserver.home import ServedAddress, ServerHome
 from attune.fedserver.view.backup import back_up, restore_to
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.summary import read_rows, read_summary
-from attune.fedserver.web.page_tokens import listed
-from attune.fedserver.web.pages import SavedAddress, remembered
 from tests.homes.kept import BACKUP, DEVICES, EXPORTED, FIELD, PRIVACY, SERVER, unlisted
 from tests.homes.make import COMING, HERE, unpack
 

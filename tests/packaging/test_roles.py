@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from attune.fedserver.web.serving import SERVER_EXTRA
+from attune.features.web.feature import FEATURE
+from attune.fedserver.process import SERVER_PACKAGES
 from tests.packaging.checkout import NOT_SHIPPED, ROOT, files, package_folders, pyproject
 
+SERVER_EXTRA = (*SERVER_PACKAGES, *FEATURE.packages)
 # Packages that are not found, as if they were not installed.
 WITHOUT = f"""
 import sys

@@ -19,6 +19,8 @@ from attune.common.errors import AttuneError, FederationFailed, LimitExceeded, S
 from attune.common.methods.fit import check_no_batch_statistics
 from attune.common.plan import Profile
 from attune.common.privacy.accountant import NoisySteps, epsilon_of
+from attune.features.web.facts import PageFacts
+from attune.features.web.parts import parts
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.gate import Gate, PrivacyLimits
@@ -32,8 +34,6 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.blobs import NOISE_SECRET
 from attune.fedserver.view.backup import back_up, restore_to
 from attune.fedserver.view.export import export_home
-from attune.fedserver.web.facts import PageFacts
-from attune.fedserver.web.parts import parts
 from attune.simulation.federation import NOWHERE
 
 RANGE = {"unit": "example", "epsilon": 4.0, "insecure_seed": 1, "ranges": [[-3, 3]]}

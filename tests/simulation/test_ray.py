@@ -13,7 +13,7 @@ import pytest
 
 import attune
 from attune.common.errors import FederationFailed, SettingError
-from attune.fedclient.work.processes import remote_executor
+from attune.features.cluster import work
 from tests.simulation.test_processes import check_bits, diverges, kills
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
@@ -28,14 +28,14 @@ def test_a_cluster_that_nobody_named_is_not_joined(monkeypatch: pytest.MonkeyPat
     """Check that Ray does not use the address of the last cluster of this machine, which it remembers."""
     ray = pytest.importorskip("ray")
     asked = []
-    monkeypatch.setattr(remote_executor, "RemoteExecutor", lambda *_: None)  # workers of a real one need a cluster
+    monkeypatch.setattr(work, "RemoteExecutor", lambda *_: None)  # workers of a real one need a cluster
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address=None, **_: asked.append(address))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    remote_executor.ray_workers()
+    work.ray_workers()
     monkeypatch.setenv("RAY_ADDRESS", "ray://named:10001")
-    remote_executor.ray_workers()
+    work.ray_workers()
     assert asked == ["local", "ray://named:10001"]
 
 
@@ -56,7 +56,7 @@ def test_ray_has_the_bits_of_one_after_the_other(
 
 
 def test_shards_are_placed_once_and_a_worker_that_died_is_replaced(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attune.fedclient.work.processes import ray_host
+    from attune.features.cluster import ray_host
     from attune.fedclient.work.processes.requests import CarryOut, PlaceDevice
 
     orders = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from typing_extensions import Self
 
-from attune.common.errors import SettingError
+from attune import seams
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import DeviceOptions
@@ -184,25 +184,5 @@ def processes(size: int | None = None) -> RemoteExecutor:
     return RemoteExecutor("processes", process_host, size or cores())
 
 
-def ray_workers(size: int | None = None) -> RemoteExecutor:
-    """Return an executor of so many workers of a Ray cluster, by default one for each processor.
-
-    The cluster is the one that this program is connected to, the one that RAY_ADDRESS names, or a new one of this machine.
-
-    Raises:
-        SettingError: Ray is not installed.
-    """
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise SettingError("the executor 'ray' needs Ray: pip install 'attune-fl[ray]'") from None
-    from attune.fedclient.work.processes.ray_host import RayHost
-
-    if not ray.is_initialized():
-        # By default Ray would join the last cluster of this machine, which may be somebody else's, or long gone.
-        ray.init(os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False, log_to_driver=False)
-    return RemoteExecutor("ray", RayHost, size or max(1, int(ray.cluster_resources().get("CPU", 1))))
-
-
 # By the name of the executor; called with the number of processes or workers.
-REMOTE_EXECUTORS: Mapping[str, Callable[..., RemoteExecutor]] = {"processes": processes, "ray": ray_workers}
+REMOTE_EXECUTORS: Mapping[str, Callable[..., RemoteExecutor]] = {"processes": processes, "ray": seams.ray_workers}

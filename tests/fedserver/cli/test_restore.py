@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from attune.common import aio
 from attune.common.identity.credential import csr_der, fingerprint_of, new_key
 from attune.common.identity.token import JoinToken
+from attune.features.web import pages
 from attune.fedserver import runs
 from attune.fedserver.cli import cli
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
-from attune.fedserver.web import pages
 
 
 def decide(folder: Path, enrolled: tuple[str, ...], revoked: tuple[str, ...]) -> None:

@@ -17,13 +17,12 @@ from attune.common.protocol import DIRECT_PART_BYTES
 from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import DigestMismatch, Truncated
+from attune.features.remote import direct_transfers
+from attune.features.remote.direct_transfers import DirectObject, DirectTransfers
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.orderbook import OrderBook
-from attune.fedserver.federation import direct_transfers
-from attune.fedserver.federation.direct_transfers import DirectTransfers
 from attune.fedserver.federation.streams import RevokedDevices
 from attune.fedserver.federation.updates import PendingUploads
-from attune.fedserver.ports.direct import DirectObject
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.uploads import Sink, Uploads
 

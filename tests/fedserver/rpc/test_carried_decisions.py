@@ -12,6 +12,7 @@ import pytest
 from attune.common import aio
 from attune.common.errors import CertificateRefused, UpdateRefused
 from attune.common.exchange.messages import EnrolRequest
+from attune.features.web.pages import Actions, DeviceName
 from attune.fedserver.federation.steps import Turns
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Caller
@@ -20,7 +21,6 @@ from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import CALLER
 from attune.fedserver.rpc.service import FederationService
-from attune.fedserver.web.actions import Actions, DeviceName
 from tests.fedserver.conftest import World
 from tests.fedserver.federation.test_coordinator import Server, running
 

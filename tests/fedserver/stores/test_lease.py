@@ -18,10 +18,10 @@ from tests import engines
 
 pytest.importorskip("psycopg")
 
-from attune.fedserver.stores import lease
-from attune.fedserver.stores.lease import Lease
-from attune.fedserver.stores.postgres import SILENT_S, PostgresDatabase
-from attune.fedserver.stores.remote import PostgresLedger, PostgresReader
+from attune.features.remote import lease
+from attune.features.remote.lease import Lease
+from attune.features.remote.postgres import SILENT_S, PostgresDatabase
+from attune.features.remote.storage import PostgresLedger, PostgresReader
 
 pytestmark = pytest.mark.engines
 

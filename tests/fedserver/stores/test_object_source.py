@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from attune.common.wire.blobs import Buffer
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import Truncated
+from attune.features.remote.s3_objects import CHUNK_BYTES, digests_in
 from attune.fedserver.ports.blobs import Damaged
-from attune.fedserver.stores.chunk_digests import CHUNK_BYTES, digests_in
 
 pytest.importorskip("obstore")
 
-from attune.fedserver.stores.object_source import ObjectPlace, ObjectRanges, RangeSource
+from attune.features.remote.object_source import ObjectPlace, ObjectRanges, RangeSource
 
 DATA = random.Random(1).randbytes(3 * CHUNK_BYTES + 1000)
 

@@ -23,9 +23,9 @@ from tests import engines
 
 psycopg = pytest.importorskip("psycopg")
 
-from attune.fedserver.stores import postgres  # noqa: E402
-from attune.fedserver.stores.postgres import PostgresDatabase, check_url  # noqa: E402
-from attune.fedserver.stores.remote import PostgresLedger, PostgresReader, RemoteStorage  # noqa: E402
+from attune.features.remote import postgres  # noqa: E402
+from attune.features.remote.postgres import PostgresDatabase, check_url  # noqa: E402
+from attune.features.remote.storage import PostgresLedger, PostgresReader, RemoteStorage  # noqa: E402
 
 pytestmark = pytest.mark.engines
 

@@ -19,8 +19,8 @@ from tests import engines
 pytest.importorskip("psycopg")
 pytest.importorskip("obstore")
 
+from attune.features.remote.storage import RemoteStorage
 from attune.fedserver.stores.checked_blobs import OBJECTS
-from attune.fedserver.stores.remote import RemoteStorage
 
 pytestmark = pytest.mark.engines
 

@@ -19,9 +19,9 @@ from tests import engines
 pytest.importorskip("psycopg")
 pytest.importorskip("obstore")
 
-from attune.fedserver.stores import s3, s3_objects
-from attune.fedserver.stores.postgres import PostgresDatabase
-from attune.fedserver.stores.remote import RemoteStorage
+from attune.features.remote import s3, s3_objects
+from attune.features.remote.postgres import PostgresDatabase
+from attune.features.remote.storage import RemoteStorage
 
 pytestmark = pytest.mark.engines
 

@@ -12,7 +12,7 @@ from attune.common.errors import LedgerBusy
 
 pytest.importorskip("obstore")
 
-from attune.fedserver.stores.s3_objects import S3Access, S3Objects
+from attune.features.remote.s3_objects import S3Access, S3Objects
 
 
 class Missing(BaseHTTPRequestHandler):

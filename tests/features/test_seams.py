@@ -1,0 +1,75 @@
+"""Seams: each is called by the core and answered by one feature, and without that feature it is less, or a refusal."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from attune import seams
+from attune.common.config import ServerSettings
+from attune.common.errors import SettingError
+from attune.fedserver import cli
+
+ROOT = Path(seams.__file__).resolve().parent
+CORE = ("common", "fedserver", "fedclient", "simulation")
+
+
+def called() -> set[str]:
+    """Return the seams that the core uses."""
+    texts = [path.read_text(encoding="utf-8") for top in CORE for path in (ROOT / top).rglob("*.py")]
+    calling = [text for text in texts if re.search(r"^ *from attune(\.seams import| import seams)", text, re.MULTILINE)]
+    return {name for name in seams.SEAMS for text in calling if re.search(rf"(seams\.|(?<![.\w])){name}\b", text)}
+
+
+def test_each_seam_is_called_by_the_core_and_answered_by_one_feature() -> None:
+    answers = Counter(name for feature in seams.features() for name in feature.answers)
+    assert answers == dict.fromkeys(seams.SEAMS, 1)
+    assert seams.SEAMS.keys() - called() == set()
+
+
+def test_an_answer_takes_what_its_seam_gives() -> None:
+    for name, seam in seams.SEAMS.items():
+        assert [*inspect.signature(seams.answer("answers", name)).parameters] == [*inspect.signature(seam).parameters]
+
+
+def test_a_feature_has_the_name_of_its_folder_and_a_rank_of_its_own() -> None:
+    features = seams.features()
+    assert sorted(feature.name for feature in features) == sorted(
+        path.parent.name for path in seams.FOLDER.glob("*/feature.py")
+    )
+    ranks = [feature.rank for feature in features]
+    assert ranks == sorted(set(ranks))
+    assert {name: feature.name for feature in features for name in feature.commands} == seams.COMMANDS
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take all features away, as if their folders were deleted."""
+    monkeypatch.setattr(seams, "features", tuple)
+
+
+@pytest.mark.usefixtures("bare")
+def test_what_needs_an_absent_feature_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command, feature in seams.COMMANDS.items():
+        monkeypatch.setattr("sys.argv", ["fedserver", command])
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert capsys.readouterr().err == f"fedserver: {seams.absent(feature, f'fedserver {command}')}\n"
+    with pytest.raises(SettingError, match="a dashboard needs the feature 'web'"):
+        seams.watch(True)
+
+
+@pytest.mark.usefixtures("bare")
+def test_without_the_page_a_server_has_none_and_refuses_to_be_asked_for_it() -> None:
+    for asked in (None, "off"):
+        with seams.page(None, asked, None, ServerSettings(), "it waits") as url:
+            assert url is None
+    for asked, server in (("8080", ServerSettings()), (None, ServerSettings(metrics_token_file="token"))):
+        with pytest.raises(SettingError, match="needs the feature 'web'"), seams.page(None, asked, None, server, "it waits"):
+            pass
