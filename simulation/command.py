@@ -15,12 +15,12 @@ from attune.common.config import load_settings
 from attune.common.durable import check_folder
 from attune.common.errors import AttuneError
 from attune.common.methods.method import AUTO, PLAIN, PRESETS
-from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.table_options import baseline_option, read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS
 
 if TYPE_CHECKING:
     from attune.fedclient.data.lazy_shard import LazyShard
+    from attune.fedclient.options import Hooks
 
 
 @click.command()
@@ -99,6 +99,7 @@ def simulate(
         return
     if not data:
         raise click.UsageError("say --data SHARD, or --benchmark NAME")
+    from attune.fedclient.options import NONE, Hooks
     from attune.fedserver.core.planning import turned_off
     from attune.simulation.arguments import data_by_name, overrides, read_shards, warnings_of
     from attune.simulation.compared_methods import Comparison

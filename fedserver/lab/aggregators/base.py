@@ -231,7 +231,7 @@ IN_TURN = InTurn()
 
 
 class MadeOfSettings:
-    """What every built-in aggregator is made of (fedserver.lab.build.AggregatorClass)."""
+    """Base of the built-in aggregators, with the parts of which each is made (fedserver.lab.build.AggregatorClass)."""
 
     def __init__(
         self, settings: Any, vault: Vault, seed: int, components: Mapping[str, list[str]], carrier: Carrier = IN_TURN
