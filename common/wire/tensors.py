@@ -1,14 +1,14 @@
 """Tensors as the bytes of a blob, without copies and without NumPy's dtypes (it has no bfloat16); lazy tensors; and checks.
 
 A lazy source reads or computes a tensor at each access, so that only the piece at hand is in memory. Views change or watch
-its values as they are read. Checks: expected names, dtypes and shapes, finite values, and norms.
+its values as they are read. Checks: expected names, dtypes and shapes, and finite values.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -65,7 +65,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     A tensor that is contiguous and on the CPU is not copied.
     """
     flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
-    flat = flat.as_strided(flat.shape, (1,))  # a single number may have any stride, with which torch views no bytes
+    if flat.shape[0] == 1:  # a single number may have any stride, with which torch views no bytes
+        flat = flat.as_strided((1,), (1,))
     return flat.view(torch.uint8).numpy().data
 
 
@@ -170,6 +171,9 @@ class Cast(TensorView):
     def manifest(self) -> Manifest:
         return {name: self._wanted[name] for name in self.source.manifest}
 
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.changed(name, self.source[name], 0)
+
     def changed(self, name: str, piece_N: torch.Tensor, start: int) -> torch.Tensor:
         return piece_N.to(DTYPES[self._wanted[name].dtype])
 
@@ -198,6 +202,17 @@ class WatchedTensors(TensorView):
         for offset in range(0, piece_N.shape[0], BLOCK):
             self.look(name, piece_N[offset : offset + BLOCK], start + offset)
         return piece_N
+
+
+def read_through(tensors: TensorSource) -> None:
+    """Read each tensor once, block by block, so that each check that watches has seen all of it."""
+    looks: list[Callable[[str, torch.Tensor, int], None]] = []
+    while isinstance(tensors, WatchedTensors):
+        looks, tensors = [tensors.look, *looks], tensors.source
+    for name in tensors:
+        for start, block_N in tensors.blocks(name, BLOCK):
+            for look in looks:
+                look(name, block_N, start)
 
 
 def check_manifest(actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec], who: str) -> None:
@@ -252,19 +267,10 @@ def check_finite(name: str, tensor: torch.Tensor, who: str) -> None:
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Return whether no value is NaN or infinite, without a temporary tensor. Integers and empty tensors are finite."""
-    if not tensor.is_floating_point() or tensor.numel() == 0:
+    if not tensor.dtype.is_floating_point or 0 in tensor.shape:
         return True
     low, high = torch.aminmax(tensor.detach())  # both are NaN if any value is
     return math.isfinite(low) and math.isfinite(high)
-
-
-def squared_norm(tensor: torch.Tensor) -> float:
-    """Sum of squares, accumulated in float64 block by block (L2 norm of an update: sqrt of the sum over its tensors)."""
-    total = 0.0
-    for block in _blocks(tensor):
-        wide = block.to(torch.float64)
-        total += float(wide @ wide)
-    return total
 
 
 def _blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

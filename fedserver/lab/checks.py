@@ -23,7 +23,6 @@ from attune.common.methods.ridge import check_sums
 from attune.common.methods.settings.aggregators import Returns
 from attune.common.task import TaskName
 from attune.common.wire.tensors import (
-    BLOCK,
     DTYPES,
     Tensors,
     TensorSource,
@@ -32,7 +31,7 @@ from attune.common.wire.tensors import (
     check_finite,
     check_manifest,
     is_finite,
-    squared_norm,
+    read_through,
 )
 
 VARIANCE = "running_var"  # ends the names of such tensors
@@ -146,13 +145,6 @@ def values_norm(update: TensorSource, served: TensorSource | None) -> float:
     return norm or math.sqrt(sum(math.prod(spec.shape) for spec in floating))
 
 
-def read_through(tensors: TensorSource) -> None:
-    """Read each tensor once, block by block, so that each check that watches has seen all of it."""
-    for name in tensors:
-        for _ in tensors.blocks(name, BLOCK):
-            pass
-
-
 class _Finite(WatchedTensors):
     def __init__(self, source: TensorSource, who: str) -> None:
         super().__init__(source)
@@ -186,11 +178,11 @@ class ChangeNorm(WatchedTensors):
         return math.sqrt(self._square)
 
     def look(self, name: str, block_N: torch.Tensor, start: int) -> None:
-        if block_N.is_floating_point():
+        if block_N.dtype.is_floating_point:
             change_N = block_N.double()
             if self._served is not None:
                 change_N = change_N - self._served.span(name, start, start + block_N.shape[0])
-            self._square += squared_norm(change_N)
+            self._square += float(change_N @ change_N)
 
 
 def cohort_median(sizes: Iterable[float]) -> float:

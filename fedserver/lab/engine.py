@@ -25,7 +25,7 @@ from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, TensorWriter
 from attune.common.wire.header import Manifest, layout_of
-from attune.common.wire.tensors import Cast, TensorSource
+from attune.common.wire.tensors import Cast, TensorSource, read_through
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
@@ -33,7 +33,7 @@ from attune.fedserver.lab.aggregators.base import Aggregator
 from attune.fedserver.lab.aggregators.described import ToldDescriptions
 from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.chains import chain_of, noise_of
-from attune.fedserver.lab.checks import read_through, weighed
+from attune.fedserver.lab.checks import weighed
 from attune.fedserver.lab.served_values import ServedValues
 from attune.fedserver.lab.unaggregated import stage_another, stage_earlier
 from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots

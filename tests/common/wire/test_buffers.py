@@ -10,7 +10,7 @@ from attune.common.errors import LimitExceeded
 from attune.common.wire import malformed as bad
 from attune.common.wire.digest import digest_of
 from attune.common.wire.header import TensorSpec
-from attune.common.wire.tensors import check_finite, check_manifest, manifest_of, squared_norm
+from attune.common.wire.tensors import check_finite, check_manifest, manifest_of
 from attune.fedclient.link.transfer import ReceiveBuffer
 from tests.raising import malformed
 
@@ -104,12 +104,3 @@ def test_non_finite_values_are_counted(dtype):
     check_finite("none", torch.empty(0, dtype=dtype), "x")
     with malformed("not-finite"):
         check_finite("scalar", torch.tensor(torch.nan, dtype=dtype), "x")
-
-
-def test_squared_norm_is_summed_in_float64():
-    assert squared_norm(torch.tensor([[3.0, 4.0], [0.0, 12.0]])) == 169.0
-    assert squared_norm(torch.empty(0)) == 0.0
-    assert squared_norm(torch.tensor(2, dtype=torch.bfloat16)) == 4.0
-    # 2^24 + 1 ones are more than float32 can count one by one; 600^2 overflows float16
-    assert squared_norm(torch.ones(1, dtype=torch.float16).expand((1 << 24) + 1)) == 16_777_217.0
-    assert squared_norm(torch.tensor([600.0], dtype=torch.float16)) == 360_000.0

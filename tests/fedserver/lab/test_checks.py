@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from attune.common.wire.files import TensorFile
+from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import Cast
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.lab import checks
@@ -400,3 +401,10 @@ def test_a_bounded_file_reads_the_same_whole_in_spans_and_in_blocks(bench):
             out = torch.empty_like(whole)
             found.read_into(name, out)
             assert torch.equal(out, whole)
+
+
+def test_the_norm_of_a_change_is_summed_in_float64(tmp_path):
+    """Add up squares of which float32 loses the small one, and of which float16 has none of the large one."""
+    write_tensors(tmp_path / "x", {"a": torch.tensor([1e4, 1.0]), "b": torch.tensor([[600.0]], dtype=torch.float16)})
+    with TensorFile(tmp_path / "x") as file:
+        assert checks.change_norm(file, None) == math.sqrt(1e8 + 1 + 360_000)
