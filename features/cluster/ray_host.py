@@ -33,9 +33,6 @@ class RecordedMessage:
         self.arrays = list(arrays)
         self._read = iter(arrays)
 
-    def __repr__(self) -> str:
-        return f"<RecordedMessage of {len(self.arrays)} arrays>"
-
     def send_bytes(self, buf: Any) -> None:
         self.arrays.append(np.frombuffer(buf, dtype=np.uint8))
 

@@ -67,9 +67,6 @@ class DirectTransfers:
         """Call the store on a thread of its own kind: a slow store must hold up nothing else."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
-    def __repr__(self) -> str:
-        return f"DirectTransfers({sorted(self._begun)})"
-
     async def download_url(self, name: str, digest: str) -> SignedUrl:
         """Return where a device reads a blob that it was offered; nothing if it comes by Download.
 
