@@ -7,7 +7,7 @@ a refusal that names it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import cache, wraps
 from importlib import import_module
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from asyncio import Future
 
     from attune.common.config import ServerSettings
+    from attune.fedclient.address import Proxy
+    from attune.fedclient.link.port import BlobRoute
     from attune.fedclient.work.processes.remote_executor import RemoteExecutor
     from attune.fedserver.core.orderbook import OrderBook
     from attune.fedserver.federation.coordinator import Coordinator
@@ -160,6 +162,14 @@ def page(
 
 
 # --- devices, and a simulation
+
+
+@seam
+def direct_route(allowed: Collection[str], say: Callable[[str], None], proxy: Proxy | None) -> BlobRoute | None:
+    """Return the way of a device's blobs past its server, for the origins that `--direct-host` allows; None: there is none."""
+    if allowed:
+        raise absent("remote", "--direct-host")
+    return None
 
 
 @seam

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from attune import seams
 from attune.common import homes
 from attune.common.aio import run_blocking
 from attune.common.errors import NotEnrolled, SettingError
@@ -24,7 +25,6 @@ from attune.fedclient.disclosure_log import DisclosureLog
 from attune.fedclient.gate import NO_DEMANDS, PrivacyLimits
 from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, ShardRecord, check_asked_name, local_token
 from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
-from attune.fedclient.link.direct_route import DirectRoute
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind, Evaluate, Hooks, Train
@@ -79,7 +79,7 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
     identity = await identity_of(options, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     allowance = Allowance(options.resources.bytes_per_s)
-    route = DirectRoute(options.direct_hosts, console.say, proxy=options.server.proxy)
+    route = seams.direct_route(options.direct_hosts, console.say, options.server.proxy)
     log = DisclosureLog(home.path)
     link = GrpcLink(options.server, identity, home.keep, allowance, log=log, route=route, process=options.process)
     await Device(options, shard, FolderStore(home), link, console, worker).run()

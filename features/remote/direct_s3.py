@@ -52,9 +52,6 @@ class DirectS3:
         # Scheme and host of all signed addresses, such as https://s3.example.
         self.address = f"{parts.scheme}://{parts.netloc}"
 
-    def __repr__(self) -> str:
-        return f"DirectS3({self.address})"
-
     def download_url(self, blob: Blob) -> str:
         """Return a signed address to read the blob; empty if its bytes are not in the store."""
         key = self._blobs.object_of(blob)

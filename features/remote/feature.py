@@ -9,6 +9,7 @@ FEATURE = FeatureNames(
         "remote_storage": "server:remote_storage",
         "only_server": "server:only_server",
         "direct_transfers": "server:direct_transfers",
+        "direct_route": "device:DirectRoute",
     },
     commands={"migrate": "shown:migrate"},
 )

@@ -172,9 +172,6 @@ class BoundedHttp(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
 
-    def __repr__(self) -> str:
-        return f"BoundedHttp({self.client})"
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > page_connections(limit()):

@@ -189,9 +189,6 @@ class Keyring:
         self._read: tuple[int, int, int] | None = None  # state of the file as it was read last
         self.files_key = token.encode()
 
-    def __repr__(self) -> str:
-        return f"Keyring({len(self._fixed)} fixed, {len(self._named)} by name)"
-
     def caller_of(self, given: str) -> PageCaller | None:
         """Return who holds this token; None: nobody. The time does not tell which token was nearest."""
         digest, holder = _digest(given), None

@@ -54,9 +54,8 @@ from attune.fedclient.address import ServerAddress
 from attune.fedclient.disclosure_log import DisclosureLog
 from attune.fedclient.home import Identity
 from attune.fedclient.link.diagnose import diagnose
-from attune.fedclient.link.direct_route import DirectRoute
 from attune.fedclient.link.enrol import DIAGNOSIS_S, GrpcChannel, check_issued, check_usable
-from attune.fedclient.link.port import Broken, Handle
+from attune.fedclient.link.port import BlobRoute, Broken, Handle
 from attune.fedclient.messages import StreamOpened
 from attune.fedclient.resource_limits import Allowance
 
@@ -77,7 +76,7 @@ class GrpcLink:
         allowance: Bound on the rate of bytes.
         stall_s: How long a transfer may make no progress.
         log: Notes what is sent.
-        route: The way of blobs past the server.
+        route: The way of blobs past the server; None: there is none.
         process: A word that tells this program from others with the same identity; empty: a new one.
     """
 
@@ -89,11 +88,10 @@ class GrpcLink:
         allowance: Allowance | None = None,
         stall_s: float = 60.0,
         log: DisclosureLog | None = None,
-        route: DirectRoute | None = None,
+        route: BlobRoute | None = None,
         process: str = "",
     ) -> None:
-        self._route = route or DirectRoute((), lambda text: None)
-        self.address, self.identity, self.stall_s, self._log = address, identity, stall_s, log
+        self._route, self.address, self.identity, self.stall_s, self._log = route, address, identity, stall_s, log
         self._keep, self._allowance = keep, allowance or Allowance(0.0)
         self.open = asyncio.Event()
         self.inline_bytes, self.waits, self.renews = 0, False, True
@@ -206,7 +204,8 @@ class GrpcLink:
                             self._beat()
                         continue
                     if isinstance(message, Welcome):
-                        self._route.offer(message.direct)
+                        if self._route is not None:
+                            self._route.offer(message.direct)
                         self.inline_bytes, self.waits = min(message.inline_bytes, hello.inline_bytes), message.waits
                     await handle(message)
         except Broken as broken:
@@ -266,7 +265,7 @@ class GrpcLink:
 
     async def get(self, digest: str, offset: int, size: int, take: Callable[[bytes], None]) -> bool:
         ask = functools.partial(self._ask, DOWNLOAD_URL, DownloadRequest(digest, offset))
-        return await self._route.download(ask, offset, size, take, self._allowance.spend)
+        return self._route is not None and await self._route.download(ask, offset, size, take, self._allowance.spend)
 
     async def put(self, target: UploadTarget, source: Callable[[], Path | Readable]) -> bool:
         async def moving(count: int) -> None:
@@ -274,6 +273,8 @@ class GrpcLink:
                 self._log.note_bytes(target, count)
             await self._allowance.spend(count)
 
+        if self._route is None:
+            return False
         if self._log is not None and self._route.usable:
             self._log.note_part(target)
         return await self._route.upload(functools.partial(self._ask, UPLOAD_URL), target, source, moving)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError
-from attune.common.exchange.messages import Answer, Hello, Update, UploadTarget
+from attune.common.exchange.messages import Answer, DirectUpload, Hello, SignedUrl, Update, UploadTarget
 from attune.common.wire.blobs import Readable
 from attune.fedclient.home import Identity
 from attune.fedclient.messages import Event
@@ -27,6 +27,8 @@ FINAL = (
 )  # end the device, not the order alone
 
 Handle = Callable[[Event], Awaitable[None]]
+BlobSource = Callable[[], Path | Readable]
+Moved = Callable[[int], Awaitable[None]]
 
 
 class Broken(Exception):
@@ -35,6 +37,25 @@ class Broken(Exception):
     def __init__(self, reason: str, connecting: bool = False) -> None:
         super().__init__(reason)
         self.connecting = connecting
+
+
+class BlobRoute(Protocol):
+    """Way of blobs past the server (the seam `direct_route`). It may decline: then they go by streams."""
+
+    @property
+    def usable(self) -> bool:
+        """True if it may be tried now."""
+
+    def offer(self, address: str) -> None:
+        """Take note of the store that the server offers; none for an empty text."""
+
+    async def download(
+        self, ask: Callable[[], Awaitable[SignedUrl]], offset: int, size: int, take: Callable[[bytes], None], moved: Moved
+    ) -> bool: ...
+
+    async def upload(
+        self, ask: Callable[[DirectUpload], Awaitable[SignedUrl]], target: UploadTarget, source: BlobSource, moved: Moved
+    ) -> bool: ...
 
 
 class Link(Protocol):

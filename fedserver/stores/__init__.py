@@ -1,1 +1,1 @@
-"""Stores of the server's state: SQLite and folders of blobs, or PostgreSQL and S3."""
+"""Stores of the server's state: SQLite and folders of blobs, and what other stores share with them."""

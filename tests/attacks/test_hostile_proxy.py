@@ -12,8 +12,8 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import Unreachable
+from attune.features.remote.device import StoreFailed, StoreRequest
 from attune.fedclient.address import Proxy, ServerAddress
-from attune.fedclient.link.store_request import StoreFailed, StoreRequest
 
 TARGET = ServerAddress("server.invalid", 50051)
 WITHIN_S = 1.0

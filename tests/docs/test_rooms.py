@@ -166,7 +166,7 @@ def test_areas_of_tests_that_are_named_exist(page: Any, root: Path) -> None:
     assert named <= areas
 
 
-@pytest.mark.parametrize("package", ["common", "fedserver", "fedclient", "simulation", "contrib"])
+@pytest.mark.parametrize("package", ["common", "features", "fedserver", "fedclient", "simulation", "contrib"])
 def test_folders_of_tests_mirror_the_product(package: str, root: Path) -> None:
     folders = {path.parent.relative_to(root / "tests") for path in (root / "tests" / package).rglob("test_*.py")}
     assert folders

@@ -33,7 +33,9 @@ def test_each_seam_is_called_by_the_core_and_answered_by_one_feature() -> None:
 
 def test_an_answer_takes_what_its_seam_gives() -> None:
     for name, seam in seams.SEAMS.items():
-        assert [*inspect.signature(seams.answer("answers", name)).parameters] == [*inspect.signature(seam).parameters]
+        given, taken = (inspect.signature(one).parameters for one in (seam, seams.answer("answers", name)))
+        assert [*given] == [*taken][: len(given)]
+        assert all(parameter.default is not parameter.empty for parameter in [*taken.values()][len(given) :])
 
 
 def test_a_feature_has_the_name_of_its_folder_and_a_rank_of_its_own() -> None:
@@ -61,8 +63,17 @@ def test_what_needs_an_absent_feature_is_refused_by_name(
         with pytest.raises(SystemExit):
             cli.main()
         assert capsys.readouterr().err == f"fedserver: {seams.absent(feature, f'fedserver {command}')}\n"
-    with pytest.raises(SettingError, match="a dashboard needs the feature 'web'"):
-        seams.watch(True)
+    assert seams.direct_route((), print, None) is None
+    for what, ask in {
+        "a dashboard": lambda: seams.watch(True),
+        "--lab ray": lambda: seams.lab_cluster("ray", 2),
+        "the executor 'ray'": seams.ray_workers,
+        "state in s3://b": lambda: seams.remote_storage(tmp_path, "postgresql://h/d", "s3://b"),
+        'setting server.transfer = "direct"': lambda: seams.direct_transfers(None, ""),
+        "--direct-host": lambda: seams.direct_route(("http://store",), print, None),
+    }.items():
+        with pytest.raises(SettingError, match=f"{re.escape(what)}.* needs the feature '(web|cluster|remote)'"):
+            ask()
 
 
 @pytest.mark.usefixtures("bare")

@@ -27,9 +27,9 @@ from attune.common.exchange.messages import DirectUpload, SignedUrl, UploadTarge
 from attune.common.identity.credential import key_pem
 from attune.common.protocol import DIRECT_PART_BYTES
 from attune.common.wire.blobs import Buffer
+from attune.features.remote import device
+from attune.features.remote.device import REST_S, DirectRoute, part_digests
 from attune.fedclient.address import Proxy, store_origin
-from attune.fedclient.link import direct_route, store_request
-from attune.fedclient.link.direct_route import REST_S, DirectRoute, part_digests
 from attune.fedclient.link.port import Broken
 
 DATA = bytes(range(256)) * 2000
@@ -54,7 +54,7 @@ class Store:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(store_request.StoreRequest.__init__, "__defaults__", (None, 1.0, 1.0))  # a stall is over after a second
+    monkeypatch.setattr(device.StoreRequest.__init__, "__defaults__", (None, 1.0, 1.0))  # a stall is over after a second
     made = Store([])
 
     class Handler(BaseHTTPRequestHandler):
@@ -129,7 +129,7 @@ class Phone:
         self.now, self.here, self.asked = 0.0, bytearray(), 0
         self.url = f"{store.address}{SECRET}"
         self.route = DirectRoute(
-            [store_origin(one) for one in allowed or (store.address,)], self.lines.append, lambda: self.now, proxy
+            [store_origin(one) for one in allowed or (store.address,)], self.lines.append, proxy, lambda: self.now
         )
         self.route.offer(store.address)
 
@@ -284,11 +284,11 @@ def test_a_store_is_trusted_by_the_systems_certificates_and_under_its_own_name_a
 def test_an_upload_goes_part_by_part_with_its_checksums_and_no_credentials(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_route, "DIRECT_PART_BYTES", 4 * store_request.PIECE_BYTES)
-    monkeypatch.setattr(direct_route, "FRAME_BYTES", 4 * store_request.PIECE_BYTES)
-    monkeypatch.setattr(direct_route, "read_frames", small_frames)
+    monkeypatch.setattr(device, "DIRECT_PART_BYTES", 4 * device.PIECE_BYTES)
+    monkeypatch.setattr(device, "FRAME_BYTES", 4 * device.PIECE_BYTES)
+    monkeypatch.setattr(device, "read_frames", small_frames)
     store.answers = [status(200)]
-    phone, data, missing = Phone(store), DATA * 2, [4 * store_request.PIECE_BYTES, 0]
+    phone, data, missing = Phone(store), DATA * 2, [4 * device.PIECE_BYTES, 0]
 
     async def ask(asked: DirectUpload) -> SignedUrl:
         return SignedUrl(phone.url, missing.pop()) if missing else SignedUrl(offset=len(data))
@@ -305,7 +305,7 @@ def test_an_upload_goes_part_by_part_with_its_checksums_and_no_credentials(
 
 
 def small_frames(source: Any, offset: int, frame_bytes: Any = None) -> Iterator[bytes]:
-    size = frame_bytes() if frame_bytes else 4 * store_request.PIECE_BYTES
+    size = frame_bytes() if frame_bytes else 4 * device.PIECE_BYTES
     while frame := source.read(offset, size):
         yield frame
         offset += len(frame)
