@@ -161,6 +161,8 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # Number of rounds. After the last one the federation is done. auto: at most 200, with `patience` 10.
     rounds: Count = 40
+    # Digest of a model that all devices evaluate once, without a round of training. `fedserver evaluate` sets it.
+    given: str | None = None
     # auto: a closed form joins every blend where devices disclose sums (docs/methods/analytic.md#in-every-blend). off: none.
     analytic: Literal["auto", "off"] = "auto"
     # Rounds without a gain in the likelihood of held-out samples, known every fifth round, that end the federation. 0: never.

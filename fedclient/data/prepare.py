@@ -23,7 +23,7 @@ from attune.common.text import listed
 from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
-from attune.fedclient.data.rescaling import Rescaling, to_ranges, unscaled
+from attune.fedclient.data.rescaling import Rescaling, given_scaling, to_ranges, unscaled
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table_encoder import TableEncoder
@@ -198,6 +198,8 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
     Raises:
         ShardError: The plan's training is private, and the scaling would tell of this device's samples.
     """
+    if (scaling := given_scaling(shard, plan)) is not None:
+        return scaling
     if plan.is_private and shard.schema is not None:
         mean_F, std_F = TableEncoder(shard.schema).public_scale
         if not shard.standardise:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from attune.common.plan import Plan
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.data.standardiser import Standardiser
+from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table_encoder import TableEncoder
 
 Rescaling = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
@@ -32,3 +32,16 @@ def unscaled(shard: Shard, scaling: Standardiser) -> Standardiser:
         return scaling
     is_scaled = TableEncoder(shard.schema).is_scaled
     return Standardiser(np.where(is_scaled, scaling.mean, 0.0), np.where(is_scaled, scaling.std, 1.0))
+
+
+def given_scaling(shard: Shard, plan: Plan) -> Standardiser | None:
+    """Return the scaling of a model that is evaluated without training; None: it has none of its own.
+
+    A feature that its training never saw stays as it was there. Missing values are those of this site.
+    """
+    if not plan.given or plan.scale is None:
+        return None
+    scaling = Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std))
+    numbers, unseen_F = unscaled(shard, scaling), scaling.std >= UNSEEN
+    mean_F, std_F = (np.where(unseen_F, *pair) for pair in ((scaling.mean, numbers.mean), (scaling.std, numbers.std)))
+    return Standardiser(mean_F, std_F, shard.fill, shard.missing_words)

@@ -11,12 +11,15 @@ import msgspec
 from attune.common.errors import NoModel
 from attune.common.identity.signed_files import REVOKED, files_in, sign
 from attune.common.metrics import METRICS
+from attune.common.models.registry import build
+from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.common.text import csv_cell
 from attune.common.wire.blobs import read_frames
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.consent import check_consent
+from attune.fedserver.core.given_model import GivenModel
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import KEY_FILE, Authority
 from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, left_out
@@ -172,3 +175,25 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
             csv.writer(file).writerows([LEFT_OUT, *((csv_cell(client), *numbers) for client, *numbers in rows)])
         first = ", ".join(f"{client} ({misfit:.2f})" for client, _, misfit in rows[:3])
         yield f"{out / 'left_out.csv'}: how little the sums of all others explain a client's, the least first: {first}"
+
+
+def common_model(snapshot: Snapshot, plan: Plan, blobs: Blobs, beside: Path) -> tuple[GivenModel, Tensors]:
+    """Return the model of a run that an unknown device would be served, with its scales.
+
+    Raises:
+        NoModel: Parts of its models never leave the devices.
+    """
+    tensors: Tensors = {}
+    with scratch_blobs(beside) as scratch:
+        engine = Engine(plan, snapshot.slots, blobs, snapshot.record.round, served=scratch)
+        for blob in engine.cold_start().values():
+            tensors |= read_tensors((scratch if blob.name.startswith(SERVED) else blobs).open(blob))
+    if missing := sorted(tensors_of(build(plan.model, plan.seed)).keys() - tensors.keys()):
+        raise NoModel(f"{plan.method} has no common model: devices keep {missing[0]} and {len(missing) - 1} more tensors")
+    scale = {} if plan.scale is None else {"standardiser": {"mean": plan.scale.mean, "std": plan.scale.std}}
+    given = GivenModel(
+        plan.model, plan.classes, plan.method, plan.method_options, column_names=plan.column_names, kept="common",
+        own_choice="personalized", task=plan.task, targets=plan.targets, seed=plan.seed, by_site=plan.scale is None,
+        schema=plan.schema or msgspec.UNSET, **scale,
+    )  # fmt: skip
+    return given, tensors
