@@ -198,8 +198,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attackers: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.0
     # Share of extra devices to sample. With 0.3 and `clients` = 10, 13 are, and the tenth update closes the round.
     over_selection: NonNegative = 0.0
-    # The state goes back to an earlier one if the median loss of the devices is this many times that one's (at least 1), or if
-    # more than half of them fail. 0: never.
+    # The state goes back if the devices' median loss is this many times an earlier one's, or if most of them fail. 0: never.
     take_back: NonNegative = 10.0
     # Earlier states that are kept on the disk for `take_back`. May change at a restart.
     keep_states: Count = 3

@@ -49,20 +49,19 @@ class Console:
         """Write the result of an order."""
         self.say(line_of(result))
 
-    def kept(self, message: str, result: OrderResult, path: Path | None, stays: bool = False) -> None:
+    def kept(self, message: str, result: OrderResult, path: Path | None) -> None:
         """Write the end of the federation.
 
         Args:
             message: The server's message.
             result: The result of the last order.
             path: The folder of the finished model; None if it is in memory.
-            stays: The device keeps the model that it had.
         """
         self.say(f"done: {message}" if message else "done")
         for line in comparison_of(result):
             self.say(line)
         accuracy = "" if result.accuracy is None else f"  accuracy {result.accuracy:.3f}"
-        self.say(f"model{accuracy}  {path or ('evaluated; this device keeps its own' if stays else 'in memory')}")
+        self.say(f"model{accuracy}  {path or 'in memory'}")
 
     def progress(self, what: str, done: float) -> None:
         """Note progress, `done` from 0 to 1. Long work gets a line with the time left now and then."""

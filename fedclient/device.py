@@ -380,7 +380,7 @@ class Device:
             )
         path = await self.worker.do(self._save, slot)
         fail_at(slot.orders.who, slot.newest.round, "model-saved")
-        self.console.kept(message, slot.newest, path, stays=path is None and self.store.has_model)
+        self.console.kept(message, slot.newest, path)
         return path
 
     def _save(self, slot: LearnerSlot) -> Path | None:
@@ -388,7 +388,8 @@ class Device:
 
         try:
             if self.gate.plan is not None and self.gate.plan.given and self.store.has_model:
-                return None  # of a run that evaluates a given model
+                self.console.say("this device keeps the model that it had")
+                return None
             return self.store.keep_model(*finished_model(slot.learner()))
         finally:
             slot.release()

@@ -39,7 +39,11 @@ LIKELIHOODS = "it chooses by how likely each held-out sample is, and a Cox model
 GIVEN = "round.given"
 PAIRS = [
     *((GIVEN, f'privacy.unit = "{unit}"', "nothing is trained") for unit in ("example", "group", "client")),
-    (GIVEN, SECURE, "there is no update to sum, and each site's scores leave it as they are, or not (fedclient --metrics none)"),
+    (
+        GIVEN,
+        SECURE,
+        "there is no update to sum, and each site's scores leave it as they are, or not (fedclient --metrics none)",
+    ),
     (GIVEN, BUFFERED, "no round is opened"),
     (SECURE, "method.robust", "a robust rule compares single updates"),
     (SECURE, "round.take_back", "it looks at losses of single devices"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from attune.common.config import TrainSettings
 from attune.common.errors import SettingError, ShapeMismatch
 from attune.common.methods.registry import configured_from
 from attune.common.methods.settings.objectives import ModelSettings
@@ -31,6 +32,7 @@ class GivenModel(msgspec.Struct, frozen=True):
     classes: list[Label]
     method: str = "fedavg"
     method_options: dict[str, Any] = {}
+    train: TrainSettings = TrainSettings()
     standardiser: dict[str, list[float | str]] | None = None
     column_names: list[str] = []
     kept: str = "personalized"
@@ -95,7 +97,7 @@ class GivenModel(msgspec.Struct, frozen=True):
             "method": {"name": "fedavg"},
             "model": {"name": spec.name, **spec.options},
             "data": {**data, "shape": list(spec.shape), "vocabulary": spec.vocabulary},
-            "train": {"validation": 0.0},  # what is kept is the model itself, and no blend
+            "train": {"validation": self.train.validation},  # sites' own scales are those without held-out samples
             "round": {"given": digest},
         }
 

@@ -73,4 +73,3 @@ def tensors_of_given(blobs: Blobs, digest: str) -> Tensors:
     """Return the tensors of the model whose description has this digest. Damaged: they are missing or others."""
     blob: Blob = read_given(blobs, digest).blob(digest)
     return read_tensors(blobs.open(blob), digest=blob.digest)
-
