@@ -15,10 +15,11 @@ _PLACES = {
     "Client": "attune.fedclient.client",
     "evaluate": "attune.fedserver.evaluate",
     "register": "attune.common.plugins",
+    "report": "attune.fedserver.view.report",
     "serve": "attune.fedserver.serve",
     "simulate": "attune.simulation.simulate",
 }
-__all__ = ["Client", "evaluate", "register", "serve", "simulate"]
+__all__ = ["Client", "evaluate", "register", "report", "serve", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

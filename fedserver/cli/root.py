@@ -21,7 +21,7 @@ COMMANDS = (
     tokens.token, tokens.revoke, tokens.dashboard_token,
     running.pause, running.resume, running.status, running.dashboard, running.tls_name,
     tokens.audit, tokens.backup, tokens.restore, tokens.verify, tokens.migrate,
-    results.export, results.plot, results.evaluate,
+    results.export, results.plot, results.evaluate, results.report,
     privacy.privacy, results.schema, results.statistics,
     running.run, running.forget,
 )  # fmt: skip

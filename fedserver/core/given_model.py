@@ -58,7 +58,7 @@ class GivenModel(msgspec.Struct, frozen=True):
 
     @property
     def left_out(self) -> str:
-        """What else the folder predicts with, in words; empty: nothing."""
+        """Other models with which the folder predicts, in words; empty: none."""
         return ", ".join(sorted(self.weights.keys() - {self.network}))
 
     @property
@@ -81,7 +81,7 @@ class GivenModel(msgspec.Struct, frozen=True):
             raise SettingError("a newer version of attune has written this model: update attune here")
         if not self.network:
             raise SettingError(
-                "the model is made of ordinary models of scikit-learn alone, which hold training samples: it stays where it is"
+                "the folder has models of scikit-learn alone, which hold training samples: they stay where they are"
             )
         predictor = configured_from({**self.method_options, "name": self.method}, returns={}).predictor
         if self.model.name == "closed-form" or (self.network == self.own_choice and not isinstance(predictor, ModelSettings)):
