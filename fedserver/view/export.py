@@ -22,7 +22,7 @@ from attune.fedserver.consent import check_consent
 from attune.fedserver.core.given_model import GivenModel
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import KEY_FILE, Authority
-from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, left_out
+from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, left_out, worths
 from attune.fedserver.lab.aggregators.mean import VALUE
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
@@ -32,7 +32,8 @@ from attune.fedserver.stores.disk import scratch_blobs
 from attune.fedserver.view import summary
 from attune.fedserver.view.status import status
 
-LEFT_OUT = ("client", "samples", "misfit")
+LEFT_OUT, WORTHS = ("client", "samples", "misfit"), ("client", "worth", "low", "high")
+MOST_CLIENTS, MOST_BYTES = 100, 1 << 29  # whose worth is computed: each pair of clients is left out once
 ORDER_COLUMNS = ("round", "work", "client", "samples", "staleness", "arrival")
 
 
@@ -142,6 +143,19 @@ class _Exported:
         of_clients = ((client, read_tensors(self._blobs.open(blob))) for client, blob in sums.items())
         return left_out(read_tensors(self._blobs.open(total)), of_clients)
 
+    def worths(self) -> list[tuple[str, float, float, float]] | str:
+        """Return the rows of worth.csv, or why there are none; empty: clients hand in no sums."""
+        sums = {key.removeprefix(OF): blob for (_, key), blob in sorted(self._slots.items()) if key.startswith(OF)}
+        if MEMBERS in {key for _, key in self._slots}:
+            return "behind masks the sums without one client would tell what that client has handed in"
+        total = next((blob for (_, key), blob in self._slots.items() if key == TOTAL), None)
+        if total is None or not sums:
+            return ""
+        if len(sums) > MOST_CLIENTS or sum(blob.size for blob in sums.values()) > MOST_BYTES:
+            return f"there are more than {MOST_CLIENTS} clients, or {MOST_BYTES >> 20} MB of sums"
+        of_clients = {client: read_tensors(self._blobs.open(blob)) for client, blob in sums.items()}
+        return worths(read_tensors(self._blobs.open(total)), of_clients)
+
     def client_weights(self) -> Iterator[tuple[str, Tensors]]:
         """Yield each client with its own weights, all parts together; empty if all clients are served the same."""
         for client, parts in self._engine.serve(self._clients, self._founders, solved=False).items():
@@ -175,6 +189,13 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
             csv.writer(file).writerows([LEFT_OUT, *((csv_cell(client), *numbers) for client, *numbers in rows)])
         first = ", ".join(f"{client} ({misfit:.2f})" for client, _, misfit in rows[:3])
         yield f"{out / 'left_out.csv'}: how little the sums of all others explain a client's, the least first: {first}"
+    values = state.worths()
+    if isinstance(values, str):
+        yield from [f"no worth.csv: {values}"] if values else []
+        return
+    with (out / "worth.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([WORTHS, *((csv_cell(client), *numbers) for client, *numbers in values)])
+    yield f"{out / 'worth.csv'}: what each client is worth to the others; show a client its own line alone"
 
 
 def common_model(snapshot: Snapshot, plan: Plan, blobs: Blobs, beside: Path) -> tuple[GivenModel, Tensors]:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import attune
-from attune.common.errors import NoModel, SettingError
+from attune.common.errors import HomeMismatch, NoModel, SettingError
 from attune.fedserver.core.given_model import GIVEN, GivenModel
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.evaluate import evaluate, read_folder
@@ -33,8 +33,16 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def trained(shards: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the model of one site, which has its scale."""
     members = {name: shards[name] for name in ("kiel", "lund")}
-    result = attune.simulate(members, "fedper", "dnn", 2, settings=SETTINGS, keep="personalized", progress=False)
-    return result.save(tmp_path_factory.mktemp("result")) / "models" / "kiel"
+    folder = tmp_path_factory.mktemp("trained")
+    settings = {
+        "shards": members,
+        "method": "fedper",
+        "model": "dnn",
+        "rounds": 2,
+        "settings": SETTINGS,
+        "home": folder / "home",
+    }
+    return attune.simulate(**settings, keep="personalized", progress=False).save(folder / "result") / "models" / "kiel"
 
 
 def described(folder: Path, **changes: object) -> GivenModel:
@@ -74,6 +82,11 @@ def test_what_cannot_be_evaluated_elsewhere_is_refused_by_name(trained: Path, tm
         described(trained, format=9).check()
     blend = described(trained, kept="alone", weights={"forest": 0.6, "common": 0.1, "personalized": 0.3})
     assert (blend.network, blend.left_out) == ("personalized", "common, forest")
+    home = trained.parents[2] / "home" / "server"
+    with pytest.raises(NoModel, match=r"fedper has no common model: devices keep head.* more tensors"):
+        evaluate(home=home)
+    with pytest.raises(HomeMismatch, match="holds no federation"):
+        evaluate(run="second", home=home)
     with pytest.raises(SettingError, match="section data follows"):
         evaluate(trained, settings={"data.task": "regression"}, home=tmp_path / "home")
 
