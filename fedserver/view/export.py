@@ -30,7 +30,7 @@ from attune.fedserver.ports.blobs import SERVED, Blobs, blob_of, read_again
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.disk import scratch_blobs
 from attune.fedserver.view import summary
-from attune.fedserver.view.status import status
+from attune.fedserver.view.status import NO_WORTH, status
 
 LEFT_OUT, WORTHS = ("client", "samples", "misfit"), ("client", "worth", "low", "high")
 MOST_CLIENTS, MOST_BYTES = 100, 1 << 29  # whose worth is computed: each pair of clients is left out once
@@ -147,7 +147,7 @@ class _Exported:
         """Return the rows of worth.csv, or why there are none; empty: clients hand in no sums."""
         sums = {key.removeprefix(OF): blob for (_, key), blob in sorted(self._slots.items()) if key.startswith(OF)}
         if MEMBERS in {key for _, key in self._slots}:
-            return "behind masks the sums without one client would tell what that client has handed in"
+            return NO_WORTH
         total = next((blob for (_, key), blob in self._slots.items() if key == TOTAL), None)
         if total is None or not sums:
             return ""

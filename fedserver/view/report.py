@@ -208,8 +208,11 @@ def _forest(status: Mapping[str, Any]) -> str:
     if not lines:
         return ""
     most = max(abs(end) for _, _, ends, _ in lines for end in ends) or 1.0
-    at = lambda value: LEFT + WIDTH * (1 + value / most) / 2  # noqa: E731
     height = ROW * (len(lines) + 1)
+
+    def at(value: float) -> float:
+        return LEFT + WIDTH * (1 + value / most) / 2
+
     drawn = [f'<line class="axis" x1="{at(0)}" x2="{at(0)}" y1="0" y2="{height - ROW}"/>']
     for row, (name, gain, (low, high), verdict) in enumerate(lines):
         y, kind = ROW * (row + 0.5), verdict if verdict in ("better", "worse") else "unclear"

@@ -337,7 +337,7 @@ def test_devices_keep_what_they_keep_without_masks(five: dict[str, Path], tmp_pa
     assert result.status["privacy"]["clipping"] is None, "sums are not clipped"
     assert not (tmp_path / "masked" / "worth.csv").exists(), "the sums without a site would tell that site's"
     lines = write_state(result._outcome.snapshot, result._state.storage.blobs, tmp_path)
-    assert [line for line in lines if line.startswith("no worth.csv: behind masks the sums without one")]
+    assert [line for line in lines if line.startswith("no worth.csv: with privacy.secure_aggregation")]
     for site in five:
         plain, masked = kept["plain"][site], kept["masked"][site]
         assert float(plain["strength"]) == float(masked["strength"])

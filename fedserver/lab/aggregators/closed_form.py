@@ -254,15 +254,16 @@ def worths(total: Mapping[str, Tensor], sums: Mapping[str, Mapping[str, Tensor]]
     without j and the client. Fewer than 3 others show no interval (NaN).
     """
     sizes, block = sizes_of(total), int(total[BLOCK])
-    gamma, whole = float(total[GAMMA][block]), list(blocks_of(total, sizes))[block]
+    gamma = float(total[GAMMA][block])
     of = {client: list(blocks_of(own_sums, sizes))[block] for client, own_sums in sums.items()}
 
     def misfits(*without: str) -> dict[str, float]:
-        G_DD, B_DC = (whole[at] - sum(of[client][at] for client in without) for at in (1, 2))
-        W_CD = solved(G_DD, B_DC, gamma)
-        return {
-            j: squared_error(W_CD, *of[j][1:], sums[j][SQUARES]) / max(float(sums[j][SQUARES].sum()), TINY) for j in without
-        }
+        rest = total
+        for client in without:
+            rest = rest_of(rest, sums[client])
+        _, rest_DD, rest_DC = list(blocks_of(rest, sizes))[block]
+        W_CD, squares = solved(rest_DD, rest_DC, gamma), {j: sums[j][SQUARES] for j in without}
+        return {j: squared_error(W_CD, *of[j][1:], squares[j]) / max(float(squares[j].sum()), TINY) for j in without}
 
     alone = {client: misfits(client)[client] for client in of}
     gains: dict[str, list[float]] = {client: [] for client in of}
