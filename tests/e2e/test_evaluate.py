@@ -39,9 +39,12 @@ def test_a_common_model_is_evaluated_at_all_sites_through_kill_9(federation_at: 
     trained = federation.status()
     models = {shard.name: files(federation.model(shard)) for shard in shards}
 
-    server = federation.server(words=["evaluate"])
+    planned = federation.server(words=["evaluate"], fault="server:*:plan-committed=hang")
     quick = federation.devices(shards[:2])
     hangs = federation.device(shards[2], fault=IN_COMPARISON)
+    planned.await_fault()
+    planned.kill()
+    server = federation.server(words=["evaluate"])
     hangs.await_fault()
     federation.await_status(lambda status: len(status["awaited"]) == 1)
     server.kill()
