@@ -197,15 +197,16 @@ def _with(value: float | None, between: tuple[float, float] | None = None, form:
 
 
 ROW, LEFT, WIDTH = 24, 190, 520  # of the picture: height of a row, width of names, width of the axis
+MOST_DRAWN = 60  # sites; of more the table alone
 
 
 def _forest(status: Mapping[str, Any]) -> str:
-    """Draw each site's difference with its interval, the pooled one below; empty without any."""
+    """Draw each site's difference with its interval, the pooled one below; empty without any, or with many."""
     pairs = {client["name"]: (pair, client["verdict"]) for client in status["clients"] if (pair := strongest(client))}
     lines = [(name, pair.difference, pair.interval(), verdict) for name, (pair, verdict) in pairs.items()]
     pooled = [one for one in (status.get("auroc"), *status["fleet"]) if one and one["interval"]][:1]
     lines += [("all sites", one["gain"], tuple(one["interval"]), "") for one in pooled]
-    if not lines:
+    if not 0 < len(lines) <= MOST_DRAWN:
         return ""
     most = max(abs(end) for _, _, ends, _ in lines for end in ends) or 1.0
     height = ROW * (len(lines) + 1)

@@ -63,3 +63,10 @@ def test_a_common_model_is_evaluated_at_all_sites_through_kill_9(federation_at: 
     assert {client["name"]: client["kept"] for client in status["clients"]} == dict.fromkeys(before, "common")
     assert {shard.name: files(federation.model(shard)) for shard in shards} == models
     assert "this device keeps the model that it had" in last.text
+
+    out = federation.folder / "report.html"
+    federation.command("fedserver", "report", "--out", str(out), "--question", "Keep this model?")
+    page = out.read_text("utf-8")
+    assert "Keep this model?" in page and "none: a given model" in page and "Nothing was trained" in page
+    federation.command("fedserver", "report", "--out", str(out), "--run", "first")
+    assert "fedavg, 2 of 2 rounds" in out.read_text("utf-8")
