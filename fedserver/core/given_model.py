@@ -33,7 +33,7 @@ class GivenModel(msgspec.Struct, frozen=True):
     method: str = "fedavg"
     method_options: dict[str, Any] = {}
     train: TrainSettings = TrainSettings()
-    standardiser: dict[str, list[float | str]] | None = None
+    standardiser: Scale | None = None
     column_names: list[str] = []
     kept: str = "personalized"
     own_choice: str = msgspec.field(name="own", default="personalized")
@@ -64,11 +64,8 @@ class GivenModel(msgspec.Struct, frozen=True):
     @property
     def scale(self) -> Scale | None:
         """The scale of features at every site; None: each site's own, or features that have none."""
-        if self.standardiser is not None:
-            mean, std = ([float(value) for value in self.standardiser[key]] for key in ("mean", "std"))
-            return Scale(mean, std)
-        if self.by_site or self.model.kind not in ("series", "tabular"):
-            return None
+        if self.standardiser is not None or self.by_site or self.model.kind not in ("series", "tabular"):
+            return self.standardiser
         return Scale([0.0] * self.model.shape[-1], [1.0] * self.model.shape[-1])
 
     def check(self) -> None:

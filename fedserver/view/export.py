@@ -211,11 +211,8 @@ def common_model(snapshot: Snapshot, plan: Plan, blobs: Blobs, beside: Path) -> 
             tensors |= read_tensors((scratch if blob.name.startswith(SERVED) else blobs).open(blob))
     if missing := sorted(tensors_of(build(plan.model, plan.seed)).keys() - tensors.keys()):
         raise NoModel(f"{plan.method} has no common model: devices keep {missing[0]} and {len(missing) - 1} more tensors")
-    scale: dict[str, list[float | str]] | None = None
-    if plan.scale is not None:
-        scale = {"mean": [*plan.scale.mean], "std": [*plan.scale.std]}
     given = GivenModel(
-        plan.model, plan.classes, plan.method, plan.method_options, plan.train, scale, plan.column_names, "common",
+        plan.model, plan.classes, plan.method, plan.method_options, plan.train, plan.scale, plan.column_names, "common",
         task=plan.task, targets=plan.targets, seed=plan.seed, schema=plan.schema or msgspec.UNSET, by_site=plan.scale is None,
     )  # fmt: skip
     return given, tensors
