@@ -13,11 +13,13 @@ DISTRIBUTION = "attune-fl"  # on PyPI the name "attune" belongs to somebody else
 
 _PLACES = {
     "Client": "attune.fedclient.client",
+    "evaluate": "attune.fedserver.evaluate",
     "register": "attune.common.plugins",
+    "report": "attune.fedserver.view.report",
     "serve": "attune.fedserver.serve",
     "simulate": "attune.simulation.simulate",
 }
-__all__ = ["Client", "register", "serve", "simulate"]
+__all__ = ["Client", "evaluate", "register", "report", "serve", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -156,6 +156,8 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # Number of rounds. After the last one the federation is done. auto: at most 200, with `patience` 10.
     rounds: Count = 40
+    # Digest of a model that all devices evaluate once, without a round of training. `fedserver evaluate` sets it.
+    given: str | None = None
     # auto: a closed form joins every blend where devices disclose sums (docs/methods/analytic.md#in-every-blend). off: none.
     analytic: Literal["auto", "off"] = "auto"
     # Rounds without a gain in the likelihood of held-out samples, known every fifth round, that end the federation. 0: never.
@@ -191,8 +193,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attackers: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.0
     # Share of extra devices to sample. With 0.3 and `clients` = 10, 13 are, and the tenth update closes the round.
     over_selection: NonNegative = 0.0
-    # The state goes back to an earlier one if the median loss of the devices is this many times that one's (at least 1), or if
-    # more than half of them fail. 0: never.
+    # The state goes back if the devices' median loss is this many times an earlier one's, or if most of them fail. 0: never.
     take_back: NonNegative = 10.0
     # Earlier states that are kept on the disk for `take_back`. May change at a restart.
     keep_states: Count = 3

@@ -145,6 +145,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     score: Literal["", "auroc"] = ""  # what devices score two classes by; empty: the task's own score
     rare: str = ""  # why it is AUROC, in words for people; empty: it was set, or it is not
     portfolio: bool = False  # the server knows what devices report of models that they fit alone (Metrics.accuracy_alone)
+    given: str = ""  # digest of a model that is evaluated without training, by `scale` at every site that has features in units
 
     @property
     def scored(self) -> ScoredTask:

@@ -29,6 +29,7 @@ DESCRIPTION = "description"  # a device that lists this describes its data where
 SUMS = "sums"  # a device that lists this hands in sums over its samples (--method analytic): its owner allows it
 CLOSED_FORM = "closed-form"  # a device that lists this takes a closed form into its blend (Plan.closed_form)
 EXACT_SUMS = "exact-sums"  # a device that lists this hands them in behind masks, where its owner need not allow it
+GIVEN_MODEL = "given-model"  # a device that lists this evaluates a model as it is, by its scale (Plan.given)
 IN_NO_SUM = "in-no-sum"  # a device that lists this can be in the one sum over samples behind masks in the life of its home
 SPENT = "its privacy budget is spent"  # the trouble of a device that trains no more, and does all else
 SPOKEN = (
@@ -44,6 +45,7 @@ SPOKEN = (
     SAME_COHORT,
     CLOSED_FORM,
     EXACT_SUMS,
+    GIVEN_MODEL,
     *([CHANGE] if PACKED in ENCODINGS else []),
 )  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)

@@ -13,24 +13,8 @@ from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
 from attune.common.secure.secure_sum import REPORTED
 from attune.fedclient.gate import decisions
+from attune.fedserver.view.status import SENT_WORDS
 from docs.markdown import table
-
-WORDS = {
-    "sent": "sent",
-    "not sent": "not sent",
-    "declared": "only what meta.json declares",
-    "disclosed": "only with `--disclose statistics`",
-    "disclosed unmasked": "only with `--disclose statistics`, without `masked-statistics`",
-    "disclosed noisy": "only with `--disclose statistics`, with noise",
-    "by units": 'unless the owner says `units = "none"`',
-    "scores": "unless `--metrics none`",
-    "by --metrics": "only with `--metrics all`",
-    "shares": "only with `--disclose statistics`, where scores are sent",
-    "charged": "only with `--metrics all`, or with noise (`noisy`)",
-    "noisy": "with noise",
-    "masked": "masked, in a sum",
-    "masked sum": "only with `--disclose masked-statistics` or `statistics`, masked",
-}
 
 
 def fields_sent() -> set[str]:
@@ -74,7 +58,7 @@ def disclosed() -> Iterator[str]:
                 decision.name,
                 decision.sees,
                 decision.why,
-                *(WORDS[mode] for mode in (decision.usual, decision.noise, decision.secure)),
+                *(SENT_WORDS[mode] for mode in (decision.usual, decision.noise, decision.secure)),
             )
             for decision in decisions()
         ),

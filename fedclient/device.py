@@ -249,15 +249,15 @@ class Device:
     async def _leave(self, before: Plan, plan: Plan) -> None:
         """Put aside what this device has of the last run, because the federation goes on with another one."""
         old, new = run_name(before.run), run_name(plan.run)
-        kept = await self.worker.do(self._put_aside, old)
+        kept = await self.worker.do(self._put_aside, old, bool(plan.given))
         self.slot = None
         place = await self.worker.do(self.store.take_back, plan)
         begins = f"goes on here from what was kept in {place}" if place else f"begins, with {plan.method}"
         self.console.say(f"the run {new} of this federation {begins}; what there is of {old} is kept in {kept}")
 
-    def _put_aside(self, run: str) -> str:
+    def _put_aside(self, run: str, keeps_model: bool) -> str:
         newest = self.store.orders(self.link.name).newest()
-        return self.store.put_aside(run, newest.sequence if newest is not None else 0)
+        return self.store.put_aside(run, newest.sequence if newest is not None else 0, keeps_model)
 
     def _start(self, order: Order) -> None:
         newest = self._ready().newest
@@ -384,6 +384,9 @@ class Device:
         from attune.fedclient.model.artifact import finished_model
 
         try:
+            if self.gate.plan is not None and self.gate.plan.given and self.store.has_model:
+                self.console.say("this device keeps the model that it had")
+                return None
             return self.store.keep_model(*finished_model(slot.learner()))
         finally:
             slot.release()

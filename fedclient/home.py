@@ -13,7 +13,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from attune.common import homes
-from attune.common.durable import PUBLIC, check_folder, disk_errors, sweep, sweep_files, sync, write_file
+from attune.common.durable import PUBLIC, check_folder, committed_folder, disk_errors, sweep, sweep_files, sync, write_file
 from attune.common.errors import CertificateRefused, HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential, check_common_name
 from attune.common.identity.signed_files import files_in, sign
@@ -177,7 +177,7 @@ class DeviceHome:
             "begin with a new --home"
         )
 
-    def put_aside(self, run: str, orders: int) -> Path:
+    def put_aside(self, run: str, orders: int, keeps_model: bool = False) -> Path:
         """Move model, orders and plan of a run to a separate folder, and return it.
 
         The plan goes last: until then the run counts.
@@ -185,6 +185,7 @@ class DeviceHome:
         Args:
             run: The run's name.
             orders: How many orders were carried out in it.
+            keeps_model: Whether the device goes on predicting with its model: a copy goes to the folder.
 
         Raises:
             DiskFull: The disk has no room.
@@ -195,7 +196,10 @@ class DeviceHome:
             place.mkdir(parents=True, exist_ok=True)
             moved_before = _orders_in(place)  # by a process that was killed here
             write_file(place / ORDERS_DONE, str(max(orders, moved_before)).encode(), PUBLIC)
-            for path in (self.model, self.orders, self.plan):
+            if keeps_model and self.model.exists() and not (place / self.model.name).exists():
+                with committed_folder(place / self.model.name) as copy:
+                    shutil.copytree(self.model, copy, dirs_exist_ok=True)
+            for path in (*(() if keeps_model else (self.model,)), self.orders, self.plan):
                 if path.exists():
                     path.rename(place / path.name)
             for folder in (place, place.parent, self.path):

@@ -34,8 +34,15 @@ class Store(Protocol):
     def keep(self, what: KeptName, data: bytes) -> None:
         """Keep it durably in place of what was kept before."""
 
-    def put_aside(self, run: str, orders: int) -> str:
-        """Put plan, orders and model of a run with so many orders aside, and return where they are kept."""
+    @property
+    def has_model(self) -> bool:
+        """Whether there is a finished model."""
+
+    def put_aside(self, run: str, orders: int, keeps_model: bool = False) -> str:
+        """Put plan, orders and model of a run with so many orders aside, and return where they are kept.
+
+        `keeps_model`: the model also stays, to predict with.
+        """
 
     def take_back(self, plan: Plan) -> str:
         """Take up orders and model of a run that was put aside under this plan; return where they were, or nothing."""
@@ -76,8 +83,12 @@ class FolderStore:
     def keep(self, what: KeptName, data: bytes) -> None:
         write_file(self._place(what), data, PUBLIC if what == "plan" else PRIVATE)
 
-    def put_aside(self, run: str, orders: int) -> str:
-        return str(self._home.put_aside(run, orders))
+    @property
+    def has_model(self) -> bool:
+        return self._home.model.exists()
+
+    def put_aside(self, run: str, orders: int, keeps_model: bool = False) -> str:
+        return str(self._home.put_aside(run, orders, keeps_model))
 
     def take_back(self, plan: Plan) -> str:
         place = self._home.take_back(plan)
@@ -119,7 +130,11 @@ class MemoryStore:
     def keep(self, what: KeptName, data: bytes) -> None:
         self._kept[what] = data
 
-    def put_aside(self, run: str, orders: int) -> str:
+    @property
+    def has_model(self) -> bool:
+        return self.model is not None
+
+    def put_aside(self, run: str, orders: int, keeps_model: bool = False) -> str:
         self._orders = None
         self._kept.pop("plan", None)
         self._spent += orders

@@ -270,9 +270,8 @@ def _greet(
     options.say(f"certificate authority {fingerprint}")
     if store:
         options.say(f"devices that allow it exchange blobs with {store} themselves (fedclient --direct-host {store})")
-    options.say(
-        f"method {settings.method.name}, {settings.round.rounds} rounds; waiting for {settings.round.min_clients} devices"
-    )
+    work = f"method {settings.method.name}, {settings.round.rounds} rounds" if settings.round.given is None else "an evaluation"
+    options.say(f"{work}; waiting for {settings.round.min_clients} devices")
     if settings.round.adapt_rounds and settings.adaptation is None:
         options.say(NOTHING_PERSONAL.format(settings.method.name))
     for warning in cautions(settings.model_name, settings.model_options):

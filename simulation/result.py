@@ -175,6 +175,12 @@ class SimulationResult:
         title, sections, _ = plots.pages(source, pictures)
         return Pictures(title, sections)
 
+    def report(self, out: str | Path, question: str = "") -> Path:
+        """Write the page of `fedserver report` into the file `out`, and return its path."""
+        from attune.fedserver.view.report import write_report
+
+        return write_report(Path(out).expanduser(), self._outcome.snapshot, self.status, question)
+
     @property
     def executor(self) -> str:
         """Name of the executor: "sequential", "stacked", "processes", "ray", or the name of a class."""

@@ -25,7 +25,7 @@ from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser
-from attune.fedclient.data.table_encoder import Rescaling, TableEncoder, to_ranges, unscaled
+from attune.fedclient.data.table_encoder import Rescaling, TableEncoder, given_scaling, to_ranges, unscaled
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,8 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
     Raises:
         ShardError: The plan's training is private, and the scaling would tell of this device's samples.
     """
+    if (scaling := given_scaling(shard.schema, plan)) is not None:
+        return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)  # missing values are those of this site
     if plan.is_private and shard.schema is not None:
         mean_F, std_F = TableEncoder(shard.schema).public_scale
         if not shard.standardise:

@@ -21,7 +21,7 @@ from attune.fedclient.data import cells as cell_rules
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import is_missing
 from attune.fedclient.data.stand_ins import days_of
-from attune.fedclient.data.standardiser import Standardiser
+from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table import DataTable
 
 Floats = npt.NDArray[np.float64]
@@ -258,3 +258,16 @@ def unscaled(schema: Schema | None, scaling: Standardiser) -> Standardiser:
         return scaling
     is_scaled = TableEncoder(schema).is_scaled
     return Standardiser(np.where(is_scaled, scaling.mean, 0.0), np.where(is_scaled, scaling.std, 1.0))
+
+
+def given_scaling(schema: Schema | None, plan: Plan) -> Standardiser | None:
+    """Return the scaling of a model that is evaluated without training; None: it has none of its own.
+
+    A feature that its training never saw stays as it was there.
+    """
+    if not plan.given or plan.scale is None:
+        return None
+    scaling = Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std))
+    numbers, unseen_F = unscaled(schema, scaling), scaling.std >= UNSEEN
+    mean_F, std_F = (np.where(unseen_F, *pair) for pair in ((scaling.mean, numbers.mean), (scaling.std, numbers.std)))
+    return Standardiser(mean_F, std_F)

@@ -74,6 +74,7 @@ class Evaluation:
         self._scores = len(data.test_x) > 0 if hooks.evaluate is not None else self._measure.can_score(data.test_y)
         if self.is_ranked:
             self._scores = has_cases(data.test_y.cpu().numpy(), len(plan.classes), data.test_groups)
+        blends = blends and not plan.given  # else what is kept is the given model itself
         self._keeps_best, self._blends = blends, blends and plan.train.validation > 0
         self._scored_rounds = plan.train.scored_rounds
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None

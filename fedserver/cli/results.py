@@ -84,6 +84,50 @@ def statistics(home: Path | None, columns: str, patience: float, as_json: bool, 
             click.echo(f"wrote {path}", err=as_json)
 
 
+@click.command()
+@HOME
+@click.option("--model", type=PATH, help="Folder of a finished model (default: the common model of a run).")
+@click.option("--run", default="", metavar="NAME", help="This run's common model (default: of the present one).")
+@click.option("--name", default="", help="Name of the evaluation's run (default: evaluation-1, -2, ...).")
+@click.option("--min-clients", type=click.IntRange(1), help="Devices with which it begins (default: all that are enrolled).")
+@click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any further setting, such as train.score=auroc.")
+@click.option("--host", help="As of `fedserver`.")
+@click.option("--port", type=click.IntRange(0, 65535), help="As of `fedserver`.")
+@click.option("--join-uses", type=click.IntRange(1), default=1, help="As of `fedserver`.")
+@click.option("--dashboard", metavar="[HOST:]PORT|off", help="As of `fedserver`.")
+@ALLOW_CODE
+def evaluate(home: Path | None, assignments: tuple[str, ...], **given: Any) -> None:
+    """Evaluate a model at all sites once, without training, by the same tests and rules of privacy; then print the status.
+
+    It is a run of its own: the last run is over, and no server runs. After a kill, the same command goes on with it. Devices go
+    on predicting with the models that they had.
+    """
+    from attune.common.config import load_settings
+    from attune.fedserver import logs, process
+    from attune.fedserver.evaluate import evaluate as ask
+    from attune.fedserver.view.homes import render_status
+
+    logs.begin("text", 0)
+    process.prepare_memory()
+    status = ask(home=home, settings=load_settings(None, assignments, {}), say=click.echo, **given)
+    click.echo(render_status(status))
+
+
+@click.command()
+@HOME
+@click.option("--out", type=FILE, required=True, help="File to write, such as report.html.")
+@click.option("--question", default="", help="What is to be decided, for the head of the page.")
+@click.option("--run", default="", metavar="NAME", help="An earlier run (default: the present one).")
+def report(home: Path | None, out: Path, question: str, run: str) -> None:
+    """Write one page for people who decide: what each site gained, what left it, and what cannot be said.
+
+    It needs no network and no script, and can be printed.
+    """
+    from attune.fedserver.view import report as pages
+
+    click.echo(pages.report(out, question, home, run))
+
+
 MOST_BYTES = 64 << 20  # of a file with statistics
 
 

@@ -35,7 +35,15 @@ GENERATED = " (with 1,000 devices and epsilon = 8, FedTP was tried and has an ac
 SERVED, SINGLE = "each order must start from what the server serves", "it compares single updates"
 DRAW = "only independent draws of each device may be counted on"
 LIKELIHOODS = "it chooses by how likely each held-out sample is, and a Cox model gives no such likelihood. Leave it out"
+GIVEN = "round.given"
 PAIRS = [
+    *((GIVEN, f'privacy.unit = "{unit}"', "nothing is trained") for unit in ("example", "group", "client")),
+    (
+        GIVEN,
+        SECURE,
+        "there is no update to sum, and each site's scores leave it as they are, or not (fedclient --metrics none)",
+    ),
+    (GIVEN, BUFFERED, "no round is opened"),
     (SECURE, "method.robust", "a robust rule compares single updates"),
     (SECURE, "round.take_back", "it looks at losses of single devices"),
     (SECURE, ALL, SERVED),

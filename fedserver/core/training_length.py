@@ -30,6 +30,7 @@ def usual_epochs(train: TrainSettings, samples: Iterable[int]) -> int:
 # --- an early end: after `round.patience` rounds in which held-out samples have not become likelier
 
 AUTO = "auto"  # as `round.rounds`
+NO_TRAINING: Mapping[str, Any] = {"rounds": 0, "analytic": "off", "patience": 0, "take_back": 0.0, "adapt_rounds": 0}
 AUTO_ROUNDS: Mapping[str, int] = {"rounds": 200, "patience": 10}
 EVERY = 5  # rounds from one comparison to the next
 
@@ -42,7 +43,8 @@ def round_settings(given: Mapping[str, Any]) -> RoundSettings:
     """
     if given.get("rounds") == AUTO:
         given = {**AUTO_ROUNDS, **{key: value for key, value in given.items() if key != "rounds"}}
-    return convert(RoundSettings, given, "round.")
+    rounds = convert(RoundSettings, given, "round.")
+    return rounds if rounds.given is None else msgspec.structs.replace(rounds, **NO_TRAINING)
 
 
 def with_scores(train: TrainSettings, rounds: RoundSettings) -> TrainSettings:

@@ -162,9 +162,9 @@ class Coordinator:
     def _finish(self, devices: Iterable[str]) -> None:
         if self.state.settings.until is not None:
             return  # not all runs of a race are over
-        record = self.state.round.record
+        record, rounds = self.state.round.record, self.state.settings.round.rounds
         for name in devices:
-            self.state.streams.send(name, Farewell(f"all {record.last or self.state.settings.round.rounds} rounds are done"))
+            self.state.streams.send(name, Farewell(f"all {record.last or rounds} rounds are done" if rounds else "evaluated"))
         if record.phase is events.Phase.DONE:
             self.finished.set()  # else newcomers are given rounds of their own first
 

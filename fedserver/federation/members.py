@@ -15,6 +15,7 @@ from attune.common.protocol import (
     DESCRIPTION,
     EMBEDDING,
     EXACT_SUMS,
+    GIVEN_MODEL,
     LOCAL_SCALE,
     NOISE,
     SAME_COHORT,
@@ -114,6 +115,8 @@ class Members:
             raise SettingError(f"{name} cannot take part in buffered rounds (round.mode of this federation): update fedclient")
         if self._settings.train.scored_rounds and SCORES not in hello.encodings:
             raise SettingError(f"{name} cannot score what it would keep (--method auto of this federation): update fedclient")
+        if self._settings.round.given is not None and GIVEN_MODEL not in hello.encodings:
+            raise SettingError(f"{name} cannot evaluate a given model (fedserver evaluate): update fedclient")
         self._state.revoked.check(name)
         data_form.check_possible(profile, name)
         check_profile(self._settings.privacy, profile, name)

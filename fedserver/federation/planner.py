@@ -25,6 +25,7 @@ from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.core.table_schemas import telling
 from attune.fedserver.federation.federation_state import FederationState
 from attune.fedserver.federation.masked_survey import MaskedSurvey
+from attune.fedserver.lab.given import read_given
 
 LOG = logging.getLogger("fedserver")
 PLANNING = "making the plan"  # the name of a trouble
@@ -147,6 +148,9 @@ class Planner:
         ability, common = planning.sums_ability(settings), self._masked.common
         sums = [name for name in profiles if state.streams.can(name, ability)]
         plan = planning.make_plan(settings, profiles, self._name, state.run, self._fewest, common, sums)
+        if settings.round.given is not None:
+            given = await state.executors.disk(read_given, state.storage.blobs, settings.round.given)
+            plan = given.planned(msgspec.structs.replace(plan, given=settings.round.given))
         started = await overcome("making the first state", partial(state.lab.start, plan, [], 0))
         plan = planning.pinned(plan, started.body_digest)
         commit = partial(state.storage.ledger.commit_round, state.round.record, started.slots, [], {}, plan)

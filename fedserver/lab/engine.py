@@ -34,6 +34,7 @@ from attune.fedserver.lab.aggregators.described import ToldDescriptions
 from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.chains import chain_of, noise_of
 from attune.fedserver.lab.checks import weighed
+from attune.fedserver.lab.given import tensors_of_given
 from attune.fedserver.lab.served_values import ServedValues
 from attune.fedserver.lab.unaggregated import stage_another, stage_earlier
 from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
@@ -101,7 +102,8 @@ class Engine:
         self._settings = configured.aggregators
         transforms = settings_of(plan.transforms)
         self._noise = noise_of(plan, blobs, len(self._aggregators))
-        of = {part: {name: value for name, value in tensors_of(model).items() if assignment[name] == part} for part in parts}
+        start = tensors_of_given(blobs, plan.given) if plan.given and not slots else tensors_of(model)
+        of = {part: {name: value for name, value in start.items() if assignment[name] == part} for part in parts}
         initial = of | ({SOLVED: nothing_served(plan)} if plan.closed_form else {})
         self._chains = {
             part: chain_of(part, self._settings[part], transforms, self._noise, plan.task, initial[part], self._vaults[part])

@@ -11,15 +11,18 @@ import msgspec
 from attune.common.errors import NoModel
 from attune.common.identity.signed_files import REVOKED, files_in, sign
 from attune.common.metrics import METRICS
+from attune.common.models.registry import build
+from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.common.text import csv_cell
 from attune.common.wire.blobs import read_frames
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.consent import check_consent
+from attune.fedserver.core.given_model import GivenModel
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import KEY_FILE, Authority
-from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, left_out
+from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, left_out, worths
 from attune.fedserver.lab.aggregators.mean import VALUE
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
@@ -27,9 +30,10 @@ from attune.fedserver.ports.blobs import SERVED, Blobs, blob_of, read_again
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.disk import scratch_blobs
 from attune.fedserver.view import summary
-from attune.fedserver.view.status import status
+from attune.fedserver.view.status import NO_WORTH, status
 
-LEFT_OUT = ("client", "samples", "misfit")
+LEFT_OUT, WORTHS = ("client", "samples", "misfit"), ("client", "worth", "low", "high")
+MOST_CLIENTS, MOST_BYTES = 100, 1 << 29  # whose worth is computed: each pair of clients is left out once
 ORDER_COLUMNS = ("round", "work", "client", "samples", "staleness", "arrival")
 
 
@@ -139,6 +143,19 @@ class _Exported:
         of_clients = ((client, read_tensors(self._blobs.open(blob))) for client, blob in sums.items())
         return left_out(read_tensors(self._blobs.open(total)), of_clients)
 
+    def worths(self) -> list[tuple[str, float, float, float]] | str:
+        """Return the rows of worth.csv, or why there are none; empty: clients hand in no sums."""
+        sums = {key.removeprefix(OF): blob for (_, key), blob in sorted(self._slots.items()) if key.startswith(OF)}
+        if MEMBERS in {key for _, key in self._slots}:
+            return NO_WORTH
+        total = next((blob for (_, key), blob in self._slots.items() if key == TOTAL), None)
+        if total is None or not sums:
+            return ""
+        if len(sums) > MOST_CLIENTS or sum(blob.size for blob in sums.values()) > MOST_BYTES:
+            return f"there are more than {MOST_CLIENTS} clients, or {MOST_BYTES >> 20} MB of sums"
+        of_clients = {client: read_tensors(self._blobs.open(blob)) for client, blob in sums.items()}
+        return worths(read_tensors(self._blobs.open(total)), of_clients)
+
     def client_weights(self) -> Iterator[tuple[str, Tensors]]:
         """Yield each client with its own weights, all parts together; empty if all clients are served the same."""
         for client, parts in self._engine.serve(self._clients, self._founders, solved=False).items():
@@ -172,3 +189,30 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
             csv.writer(file).writerows([LEFT_OUT, *((csv_cell(client), *numbers) for client, *numbers in rows)])
         first = ", ".join(f"{client} ({misfit:.2f})" for client, _, misfit in rows[:3])
         yield f"{out / 'left_out.csv'}: how little the sums of all others explain a client's, the least first: {first}"
+    values = state.worths()
+    if isinstance(values, str):
+        yield from [f"no worth.csv: {values}"] if values else []
+        return
+    with (out / "worth.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([WORTHS, *((csv_cell(client), *numbers) for client, *numbers in values)])
+    yield f"{out / 'worth.csv'}: what each client is worth to the others; show a client its own line alone"
+
+
+def common_model(snapshot: Snapshot, plan: Plan, blobs: Blobs, beside: Path) -> tuple[GivenModel, Tensors]:
+    """Return the model of a run that an unknown device would be served, with its scales.
+
+    Raises:
+        NoModel: Parts of its models never leave the devices.
+    """
+    tensors: Tensors = {}
+    with scratch_blobs(beside) as scratch:
+        engine = Engine(plan, snapshot.slots, blobs, snapshot.record.round, served=scratch)
+        for blob in engine.cold_start().values():
+            tensors |= read_tensors((scratch if blob.name.startswith(SERVED) else blobs).open(blob))
+    if missing := sorted(tensors_of(build(plan.model, plan.seed)).keys() - tensors.keys()):
+        raise NoModel(f"{plan.method} has no common model: devices keep {missing[0]} and {len(missing) - 1} more tensors")
+    given = GivenModel(
+        plan.model, plan.classes, plan.method, plan.method_options, plan.train, plan.scale, plan.column_names, "common",
+        task=plan.task, targets=plan.targets, seed=plan.seed, schema=plan.schema or msgspec.UNSET, by_site=plan.scale is None,
+    )  # fmt: skip
+    return given, tensors

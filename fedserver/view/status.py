@@ -31,6 +31,8 @@ from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord, Report
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 
 ROUNDING = 1e-6  # of a reported epsilon
+OF_ORDERS = ("Metrics.", "Trouble.")  # fields that answer an order
+NO_WORTH = "with privacy.secure_aggregation the sum without one client would tell what that client has handed in"
 
 
 def privacy_facts(snapshot: Snapshot) -> dict[str, Any] | None:
@@ -162,6 +164,42 @@ def guarantee_lines(facts: dict[str, Any]) -> list[str]:
     spent = "an unknown epsilon" if facts["spent"] is None else f"epsilon = {facts['spent']:.3g}"
     line = f"privacy: by device, {spent} spent on {facts['releases']} released sums, with {budget} at delta {facts['delta']:g}"
     return [line, "its noise comes from a seed, so it protects nobody"] if facts["insecure"] else [line]
+
+
+def spent_words(status: Mapping[str, Any]) -> list[str]:
+    """Return what a run promises and has spent, in lines for people who decide."""
+    if facts := status.get("privacy"):
+        return [line.strip().removeprefix("privacy: ") for line in privacy_lines(facts)]
+    said = "No noise was added and no update was masked, so no privacy budget was spent, and no guarantee is given"
+    return [f"{said}: who sees what a site sends can try to learn of its samples from it."]
+
+
+SENT_WORDS = {  # of the modes in fedclient/disclosed.toml
+    "sent": "sent",
+    "not sent": "not sent",
+    "declared": "only what meta.json declares",
+    "disclosed": "only with `--disclose statistics`",
+    "disclosed unmasked": "only with `--disclose statistics`, without `masked-statistics`",
+    "disclosed noisy": "only with `--disclose statistics`, with noise",
+    "by units": 'unless the owner says `units = "none"`',
+    "scores": "unless `--metrics none`",
+    "by --metrics": "only with `--metrics all`",
+    "shares": "only with `--disclose statistics`, where scores are sent",
+    "charged": "only with `--metrics all`, or with noise (`noisy`)",
+    "noisy": "with noise",
+    "masked": "masked, in a sum",
+    "masked sum": "only with `--disclose masked-statistics` or `statistics`, masked",
+}
+
+
+def sent_words(decision: Mapping[str, Any], plan: Plan) -> str:
+    """Return when a device sends something under this plan, by its decision in disclosed.toml."""
+    privacy, of_order = plan.privacy or PrivacySettings(), all(field.startswith(OF_ORDERS) for field in decision["fields"])
+    has_noise = privacy.on_devices or (privacy.on_server and not of_order)
+    said, masked = (SENT_WORDS[decision[mode]].replace("`", "") for mode in ("noise" if has_noise else "usual", "secure"))
+    if not plan.one_sum or masked == said:
+        return said
+    return f"in training: {masked}; in evaluations: {said}" if of_order else masked
 
 
 TRY_AGAIN = "remove the cause, then start the server again: it tries the same step again"

@@ -130,15 +130,16 @@ class Federation:
         self.port = 0
         self._started = 0
 
-    def server(self, *flags: str, fault: str = "", entry: str | None = None) -> Server:
+    def server(self, *flags: str, fault: str = "", entry: str | None = None, words: Sequence[str] = ()) -> Server:
         """Start a server, or start it again on the port of the first one.
 
         Args:
             flags: Words of the command line.
+            words: Command that serves, such as `evaluate`.
             fault: A fault (common/faults.py).
             entry: `module:function` that runs instead of the command.
         """
-        command = [_script("fedserver"), "--host", "127.0.0.1", "--port", str(self.port), "--join-uses", "100", *flags]
+        command = [_script("fedserver"), *words, "--host", "127.0.0.1", "--port", str(self.port), "--join-uses", "100", *flags]
         if "--dashboard" not in flags:
             command += ["--dashboard", "off"]
         server = Server(command, self._log("server"), self._with(fault), self.home, entry=entry)

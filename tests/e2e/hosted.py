@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -53,11 +53,16 @@ def host(
     allow_models: tuple[str, ...] = (),
     baseline: Baseline | None = None,
     disclose: tuple[str, ...] = ("statistics", "sums"),  # as in a simulation
+    serve: Callable[[Path], object] | None = None,
 ) -> Hosted:
-    """Run a device for each shard, by name, to the end. `settings` has the shape of a federation.toml."""
+    """Run a device for each shard, by name, to the end. `settings` has the shape of a federation.toml.
+
+    `serve` serves the home in place of a server with these settings.
+    """
     hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1, "device": "cpu"}}
     options = app.ServerOptions(hosted.home.path, "127.0.0.1", 0, True, lambda line: None)
-    server = threading.Thread(target=lambda: aio.run(app.run(options, merge(settings, fixed))))
+    usual = lambda home: aio.run(app.run(options, merge(settings, fixed)))  # noqa: E731
+    server = threading.Thread(target=serve or usual, args=(hosted.home.path,))
     server.start()
     until(lambda: hosted.home.address() or not server.is_alive(), "the server to listen")
     address = hosted.home.address()

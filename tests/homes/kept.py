@@ -22,6 +22,8 @@ SERVER = {
     "audit.jsonl": SCHEMA,
     "state/*.safetensors": SCHEMA,
     "state/recipe.*.json": SCHEMA,
+    "given/*.json": SCHEMA,
+    "given/*.safetensors": SCHEMA,
     "inbox/*/update.json": SCHEMA,
     "inbox/*/*.safetensors": SCHEMA,
     "inbox/*/*.bin": SCHEMA,

@@ -29,6 +29,7 @@ from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model import portable
 from attune.fedclient.model.artifact import Model, read_info
 from attune.fedclient.work.objectives import sums
+from attune.fedserver.view.export import write_state
 from tests.e2e.adapted import closed_form
 from tests.e2e.harness import digit_shards
 from tests.e2e.hosted import host
@@ -231,6 +232,10 @@ def test_the_operator_sees_whose_labels_contradict_all_others(tmp_path: Path):
     misfits = [float(row["misfit"]) for row in rows]
     assert rows[0]["client"] == "s2" and misfits == sorted(misfits, reverse=True)
     assert misfits[0] > 1 > 0.8 > misfits[1]
+    with (out / "worth.csv").open(newline="") as file:
+        worths = list(csv.DictReader(file))
+    assert worths[-1]["client"] == "s2" and float(worths[-1]["high"]) < 0  # the others would do better without it
+    assert all(float(row["worth"]) > 0 for row in worths[:-1]) and {row["client"] for row in worths} == set(data)
     assert all(0 < int(row["samples"]) < 90 for row in rows)
 
 
@@ -330,6 +335,9 @@ def test_devices_keep_what_they_keep_without_masks(five: dict[str, Path], tmp_pa
         saved = result.save(tmp_path / name) / "models"
         kept[name] = {site: Model.load(saved / site).tensors for site in five}
     assert result.status["privacy"]["clipping"] is None, "sums are not clipped"
+    assert not (tmp_path / "masked" / "worth.csv").exists(), "the sums without a site would tell that site's"
+    lines = write_state(result._outcome.snapshot, result._state.storage.blobs, tmp_path)
+    assert [line for line in lines if line.startswith("no worth.csv: with privacy.secure_aggregation")]
     for site in five:
         plain, masked = kept["plain"][site], kept["masked"][site]
         assert float(plain["strength"]) == float(masked["strength"])

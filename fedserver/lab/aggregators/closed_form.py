@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any
 
@@ -40,6 +41,7 @@ from attune.common.methods.ridge import (
     solved,
     squared_error,
 )
+from attune.common.statistics import interval_of_mean
 from attune.fedserver.core.voices import bounded
 from attune.fedserver.lab.aggregators.base import MadeOfSettings, Tensors, Vault, cohort, write
 from attune.fedserver.ports.blobs import Damaged
@@ -50,6 +52,7 @@ GROUPS = 10  # of clients that are left out together, to choose gamma
 CLEARLY = 3.0  # standard errors by which another block must be better than the first
 USUAL_STRENGTH = 1.0  # before devices have reported errors
 USUAL_GAMMA = GAMMAS[len(GAMMAS) // 2]
+TINY = torch.finfo(torch.float64).tiny
 MOST_SOLVED = 1 << 23  # numbers of weights that are remembered
 
 
@@ -230,10 +233,43 @@ def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str,
             list(blocks_of(of, sizes))[block] for of in (own_sums, rest_of(total, own_sums))
         )
         squares_C, W_CD = own_sums[SQUARES], solved(rest_DD, rest_DC, gamma)
-        squares = max(float(squares_C.sum()), torch.finfo(torch.float64).tiny)
+        squares = max(float(squares_C.sum()), TINY)
         misfit = squared_error(W_CD, own_DD, own_DC, squares_C) / squares
         rows.append((client, round(float(own_DD[-1, -1])), misfit))
     return sorted(rows, key=lambda row: -row[2])
+
+
+def worths(total: Mapping[str, Tensor], sums: Mapping[str, Mapping[str, Tensor]]) -> list[tuple[str, float, float, float]]:
+    """Return for each client (its name, what it is worth to the others, low, high), the largest worth first.
+
+    The worth is by how much the misfit of another client grows without it, as a mean over the others, with Student's interval
+    for others like these. Nobody's weights are judged by samples from which they follow: at client j they are W without j, and
+    without j and the client. Fewer than 3 others show no interval (NaN).
+    """
+    sizes, block = sizes_of(total), int(total[BLOCK])
+    gamma = float(total[GAMMA][block])
+    of = {client: list(blocks_of(own_sums, sizes))[block] for client, own_sums in sums.items()}
+
+    def misfits(*without: str) -> dict[str, float]:
+        rest = total
+        for client in without:
+            rest = rest_of(rest, sums[client])
+        _, rest_DD, rest_DC = list(blocks_of(rest, sizes))[block]
+        W_CD, squares = solved(rest_DD, rest_DC, gamma), {j: sums[j][SQUARES] for j in without}
+        return {j: squared_error(W_CD, *of[j][1:], squares[j]) / max(float(squares[j].sum()), TINY) for j in without}
+
+    alone = {client: misfits(client)[client] for client in of}
+    gains: dict[str, list[float]] = {client: [] for client in of}
+    for one, other in combinations(of, 2):
+        pair = misfits(one, other)
+        gains[one].append(pair[other] - alone[other])
+        gains[other].append(pair[one] - alone[one])
+    unknown = (math.nan, math.nan)
+    ends = {
+        client: (interval_of_mean(of_others) if len(of_others) > 2 else None) or unknown for client, of_others in gains.items()
+    }
+    rows = [(client, fmean(of_others), *ends[client]) for client, of_others in gains.items() if of_others]
+    return sorted(rows, key=lambda row: -row[1])
 
 
 def _chosen(sizes: Sequence[int], gammas: Sequence[float], block: int, strength: float) -> Tensors:

@@ -19,7 +19,7 @@ from attune.common import aio
 from attune.common.errors import DiskFull, HomeMismatch, LedgerBusy, SettingError
 from attune.common.exchange.messages import Hello, Order
 from attune.common.plan import Columns, Profile
-from attune.common.protocol import NOISE, SCORES
+from attune.common.protocol import GIVEN_MODEL, NOISE, SCORES
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver.core.messages import OrderId, Phase
 from attune.fedserver.core.planning import ResolvedSettings, resolve
@@ -144,6 +144,14 @@ async def test_a_device_that_cannot_score_what_it_would_keep_is_refused_by_name(
         with pytest.raises(SettingError, match=r"old cannot score what it would keep .*: update fedclient"):
             server.members.connect("old", hello())
         server.members.connect("a", hello(encodings=[SCORES]))
+
+
+async def test_a_device_that_would_blend_a_given_model_is_refused_by_name(world: World) -> None:
+    settings = SETTINGS | {"method": {"name": "fedavg"}, "round": {"given": "sha256:0", "min_clients": 2}}
+    async with running(world, settings) as server:
+        with pytest.raises(SettingError, match=r"old cannot evaluate a given model .*: update fedclient"):
+            server.members.connect("old", hello())
+        server.members.connect("a", hello(encodings=[GIVEN_MODEL]))
 
 
 async def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(world: World) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from attune.common.exchange.transform import NotASum, PartUpdate
 from attune.common.methods.ridge import (
@@ -31,7 +32,7 @@ from attune.common.methods.ridge import (
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.fedserver.lab.aggregators import closed_form
 from attune.fedserver.lab.aggregators.base import MemoryVault, Tensors
-from attune.fedserver.lab.aggregators.closed_form import FEWEST, OF, TOTAL, USUAL_STRENGTH, ClosedFormSums, left_out
+from attune.fedserver.lab.aggregators.closed_form import FEWEST, OF, TOTAL, USUAL_STRENGTH, ClosedFormSums, left_out, worths
 
 FEATURES, CLASSES = 6, 3
 START = nothing_solved(CLASSES, [FEATURES])
@@ -201,6 +202,29 @@ def test_a_misfit_is_the_error_of_all_others_weights():
         W = pooled([of for other, of in fleet.items() if other != client], gamma)
         assert number == len(Z)
         assert misfit == pytest.approx(np.square(T.numpy() - Z.numpy() @ W.T).sum() / np.square(T.numpy()).sum(), rel=1e-9)
+
+
+def test_a_worth_is_what_the_others_lose_without_a_client():
+    """Compare with scikit-learn on the samples themselves."""
+    fleet = {f"c{n}": samples(n, 12 + n) for n in range(5)}
+    vault = MemoryVault()
+    gamma = aggregator(vault).close_round([update(client, of, weight=1e9) for client, of in fleet.items()])["gamma"]
+
+    def misfit(at: str, *without: str) -> float:
+        Z, T = fleet[at]
+        W = pooled([of for other, of in fleet.items() if other not in (at, *without)], gamma)
+        return float(np.square(T.numpy() - Z.numpy() @ W.T).sum() / np.square(T.numpy()).sum())
+
+    rows = worths(vault.read(TOTAL), {client: vault.read(f"{OF}{client}") for client in fleet})
+    assert [row[1] for row in rows] == sorted((row[1] for row in rows), reverse=True)
+    for client, worth, low, high in rows:
+        gains = [misfit(other, client) - misfit(other) for other in fleet if other != client]
+        half = stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains)
+        np.testing.assert_allclose(
+            [worth, low, high], [np.mean(gains), np.mean(gains) - half, np.mean(gains) + half], rtol=1e-6
+        )
+    few = worths(vault.read(TOTAL), {client: vault.read(f"{OF}{client}") for client in ("c0", "c2", "c3")})
+    assert all(np.isnan(row[2:]).all() and np.isfinite(row[1]) for row in few)
 
 
 def test_newcomers_to_a_finished_federation_move_nothing():
