@@ -13,6 +13,7 @@ from attune.common import homes
 from attune.common.aio import run_blocking
 from attune.common.errors import NotEnrolled, SettingError
 from attune.common.identity.names import check_name
+from attune.common.plan import MAIN
 from attune.common.supervisor import supervised
 from attune.fedclient.address import CONNECT_TIMEOUT_S, Proxy, ServerAddress, store_origin
 from attune.fedclient.console import Console
@@ -150,6 +151,7 @@ class Client:
         direct_hosts: S3 stores with which this device may exchange blobs itself, as HOST, HOST:PORT or http://HOST:PORT.
         proxy: HTTP proxy through which the server and S3 stores are reached, HOST:PORT; "env": that of the environment.
         proxy_credentials: File with USER:PASSWORD for it.
+        variant: Variant of the federation's model, such as a smaller one for this device.
         kind: "tokens" if arrays of whole numbers (N, T) are tokens; otherwise they are features.
 
     Raises:
@@ -188,6 +190,7 @@ class Client:
         direct_hosts: Sequence[str] = (),
         proxy: str | None = None,
         proxy_credentials: str | Path | None = None,
+        variant: str = MAIN,
     ) -> None:
         if unknown := [word for word in disclose if word not in get_args(DisclosedKind)]:
             raise SettingError(f"disclose={unknown[0]!r} is not known; known: {', '.join(get_args(DisclosedKind))}")
@@ -223,6 +226,7 @@ class Client:
             hooks=Hooks(train, evaluate),
             table=reading,
             units=units,
+            variant=variant,
             allow_plugins=tuple(plugins),
             direct_hosts=tuple(map(store_origin, direct_hosts)),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
+from attune.fedserver.consent import code_in
 from attune.fedserver.web.serving import PageAddress
 from attune.simulation.executors import executor_of
 from attune.simulation.federation import Federation
@@ -39,6 +40,7 @@ class Simulator:
         page: Address of the dashboard, if it is served.
         digest: Digest of the data.
         clock: As in `attune.simulate`.
+        variants: Same as in `attune.simulate`.
     """
 
     members: Mapping[str, LazyShard]
@@ -49,6 +51,7 @@ class Simulator:
     page: PageAddress | None
     digest: str
     clock: SimulatedClock | None = None
+    variants: Mapping[str, str] = field(default_factory=dict)
 
     def run(
         self, overrides: Mapping[str, Any], place: Path | MemoryState, shown: Watcher, until: int | None = None
@@ -65,8 +68,8 @@ class Simulator:
             AttuneError: The federation cannot go on.
             KeyboardInterrupt: The user has stopped it. All state is safe.
         """
-        named = overrides.get("model", {}).get("name")  # the caller of the simulation chose it
-        options = replace(self.options, allow_models=(named,) if named else ())
+        # The caller of the simulation chose the models.
+        options = replace(self.options, allow_models=tuple(sorted(code_in(overrides))))
         folder = place if isinstance(place, Path) else None
         opened: AbstractContextManager[SimulationState]
         opened = open_state(self.members, place) if isinstance(place, Path) else nullcontext(place)
@@ -86,6 +89,7 @@ class Simulator:
                     self.page,
                     until,
                     self.clock,
+                    self.variants,
                 ).run()
                 return SimulationResult(outcome, state, chosen, self.digest)
 

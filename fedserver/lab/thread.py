@@ -14,7 +14,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served, Started
+from attune.fedserver.ports.lab import NO_VARIANTS, Arrived, RoundOutcome, Served, Started
 
 if TYPE_CHECKING:
     from attune.fedserver.core.collector import Unmasking
@@ -71,10 +71,10 @@ class ThreadLab:
         if self._pool is not None:
             await self._executors.worker(self._pool.close)
 
-    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
-        return await self._executors.worker(self._start, plan, slots, closed)
+    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int, variants: Mapping[str, str] = NO_VARIANTS) -> Started:
+        return await self._executors.worker(self._start, plan, slots, closed, variants)
 
-    def _start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
+    def _start(self, plan: Plan, slots: Sequence[Slot], closed: int, variants: Mapping[str, str]) -> Started:
         import torch
 
         from attune.fedserver.lab import accelerator
@@ -87,10 +87,11 @@ class ThreadLab:
             from attune.common.methods.registry import configured_in
             from attune.fedserver.lab.declared import check_size
 
-            if self._max_model_bytes:
-                check_size(plan.model, self._max_model_bytes)
-            check_model(plan.model, configured_in(plan), plan.seed, plan.privacy or NO_PRIVACY)
-        self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker())
+            for spec in (plan.model, *plan.variants.values()):
+                if self._max_model_bytes:
+                    check_size(spec, self._max_model_bytes)
+                check_model(spec, configured_in(plan), plan.seed, plan.privacy or NO_PRIVACY)
+        self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker(), variants)
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 
     def _maker(self) -> Maker:
@@ -112,8 +113,11 @@ class ThreadLab:
     async def describe(self, client: str, description: Sequence[float]) -> bool:
         return await self._executors.worker(self._started.told.take, {client: description})
 
-    async def cold_start(self) -> dict[str, Blob]:
-        return await self._executors.worker(self._started.cold_start)
+    async def vary(self, variants: Mapping[str, str]) -> None:
+        await self._executors.worker(self._started.vary, variants)
+
+    async def cold_start(self, clients: Sequence[str]) -> Served:
+        return await self._executors.worker(self._started.cold_start, clients)
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
         return await self._executors.worker(self._started.pack, blobs)

@@ -20,6 +20,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 if TYPE_CHECKING:
     from attune.fedserver.core.collector import Unmasking
 
+NO_VARIANTS: Mapping[str, str] = {}
 Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
 
 
@@ -86,8 +87,10 @@ class RoundOutcome:
 class Lab(Protocol):
     """The work on tensors of one federation. Every job may raise AttuneError, among them Damaged, which names the blob."""
 
-    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
+    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int, variants: Mapping[str, str] = NO_VARIANTS) -> Started:
         """Take up the state after `closed` rounds, or make the state of a new federation (no slots).
+
+        `variants` has the variant of the model of each client that has one, as for `vary`.
 
         Blobs of the state that belong to no slot are removed. Damaged ones are made again where that gives the same bits.
 
@@ -115,8 +118,11 @@ class Lab(Protocol):
         descriptions; if not, it is ignored.
         """
 
-    async def cold_start(self) -> dict[str, Blob]:
-        """Return for each part what an unknown device is served."""
+    async def vary(self, variants: Mapping[str, str]) -> None:
+        """Note the variants of the model that clients have, before they are served. One without a variant has the plan's."""
+
+    async def cold_start(self, clients: Sequence[str]) -> Served:
+        """Return for each client and part what an unknown device of its variant is served."""
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
         """Return, by the digest of what is served, the same without loss in fewer bytes (PACKED), where they are fewer."""

@@ -116,7 +116,9 @@ class _Exported:
         assert snapshot.plan is not None  # noqa: S101 (callers have checked)
         self._blobs, self._scratch = blobs, scratch
         self._slots = {(slot.part, slot.key): blob_of(slot) for slot in snapshot.slots}
-        self._engine = Engine(snapshot.plan, snapshot.slots, blobs, snapshot.record.round, served=scratch)
+        self._engine = Engine(
+            snapshot.plan, snapshot.slots, blobs, snapshot.record.round, served=scratch, variants=snapshot.variants
+        )
         present = [device for device in snapshot.devices if device.samples is not None and not device.revoked]
         self._clients = [device.name for device in present]
         self._founders = [device.name for device in present if device.founder]

@@ -168,7 +168,7 @@ def test_where_nobody_else_moves_a_minority_does_not_get_far(bench, method, mode
 
 def unmoved(tiny, part, blob):
     """Return an update that changes nothing: the served values, or zeros where changes are handed in."""
-    if tiny.engine._settings[part].returns == "values":
+    if tiny.engine.groups.of("", part).settings.returns == "values":
         return tiny.read(blob)
     return {name: torch.zeros(spec.shape) for name, spec in tiny.engine.manifests[part].items()}
 

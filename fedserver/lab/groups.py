@@ -1,0 +1,178 @@
+"""Groups of the engine: one part of one variant of the model, with its state, aggregator and checks. Groups share nothing.
+
+The closed form is a group of its own for the devices of all variants, since its sums know no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from attune.common.errors import SettingError
+from attune.common.exchange.registry import settings_of
+from attune.common.exchange.transform import Chain
+from attune.common.methods.hypernetwork import travelling
+from attune.common.methods.method import SOLVED, PartKind, assign
+from attune.common.methods.registry import configured_in
+from attune.common.methods.ridge import nothing_served
+from attune.common.methods.settings.aggregators import AggregatorSettings
+from attune.common.models.body import body_of, forget
+from attune.common.models.registry import build
+from attune.common.models.structure import components_by_part, tensors_of
+from attune.common.plan import Plan
+from attune.common.wire.header import Manifest
+from attune.fedserver.lab.aggregators.base import Aggregator, Tensors
+from attune.fedserver.lab.aggregators.described import ToldDescriptions
+from attune.fedserver.lab.build import Maker, aggregators_for
+from attune.fedserver.lab.chains import chain_of
+from attune.fedserver.lab.client_noise import ClientNoise
+from attune.fedserver.lab.vault import StateVault
+
+VaultFor = Callable[[str], StateVault]
+
+
+def name_of(part: str, variant: str) -> str:
+    """Return a group's name, by which its slots and files are known: the part's; of a variant `part@variant`."""
+    return part if part == SOLVED or not variant else f"{part}@{variant}"
+
+
+@dataclass
+class Group:
+    """A part of one variant.
+
+    Attributes:
+        part: The part.
+        settings: The settings of its aggregator.
+        vault: Its state.
+        chain: The transforms of its updates.
+        manifest: Tensors that devices hand in, by name.
+        initial: Tensors of the part before round 1.
+        aggregator: The aggregator, which is made again when a staged state is dropped, because it holds a part of that.
+    """
+
+    part: PartKind
+    settings: AggregatorSettings
+    vault: StateVault
+    chain: Chain
+    manifest: Manifest
+    initial: Tensors
+    aggregator: Aggregator
+
+
+class VariantModel:
+    """Model of one variant on the server, of which the variant's groups are made.
+
+    Args:
+        plan: The plan as the variant's devices follow it.
+        variant: The variant's name; empty: the plan's own model.
+        vault_for: Returns the vault of a group, by its name.
+        make: Makes an aggregator.
+    """
+
+    def __init__(self, plan: Plan, variant: str, vault_for: VaultFor, make: Maker) -> None:
+        self.variant, self._plan, self._vault_for = variant, plan, vault_for
+        self._model = build(plan.model, plan.seed)
+        body = body_of(self._model)
+        self.body_digest = body.digest if body else ""
+        forget(self._model)
+        self.told = ToldDescriptions(self._model, make)
+        self._configured = configured_in(plan)
+        self._assignment = assign(self._configured.method, self._model)
+        kinds = {*self._assignment.values(), SOLVED}
+        self.parts = [part for part in self._configured.aggregators if part in kinds]
+
+    def aggregators(self) -> dict[str, Aggregator]:
+        """Return new aggregators, by the names of their groups."""
+        vault_for, variant, make = self._vault_for, self.variant, self.told.make
+        of = aggregators_for(
+            self._configured, self._model, lambda part: vault_for(name_of(part, variant)), self._plan.seed, make
+        )
+        return {name_of(part, variant): aggregator for part, aggregator in of.items()}
+
+    def groups(self, noise: ClientNoise | None) -> Iterator[tuple[str, Group]]:
+        """Yield the groups with their names."""
+        plan, aggregators, transforms = self._plan, self.aggregators(), settings_of(self._plan.transforms)
+        tensors, by_part = tensors_of(self._model), components_by_part(self._model, self._assignment)
+        for part in self.parts:
+            name, settings = name_of(part, self.variant), self._configured.aggregators[part]
+            values = {key: value for key, value in tensors.items() if self._assignment[key] == part}
+            initial, vault = nothing_served(plan) if part == SOLVED else values, self._vault_for(name)
+            chain = chain_of(part, settings, transforms, noise, plan.task, initial, vault)
+            manifest = travelling(settings, initial, by_part.get(part, {}))
+            yield name, Group(part, settings, vault, chain, manifest, initial, aggregators[name])
+
+
+def models_of(plan: Plan, vault_for: VaultFor, make: Maker) -> list[VariantModel]:
+    """Return the model of a plan, which alone has the closed form, and those of its variants.
+
+    Raises:
+        SettingError: A model has a frozen body, or not the same parts as the others.
+    """
+    models = [VariantModel(plan.of_variant(""), "", vault_for, make)]
+    for name in sorted(plan.variants):
+        variant = msgspec.structs.replace(plan.of_variant(name), closed_form=False)
+        models.append(VariantModel(variant, name, vault_for, make))
+        if {*models[-1].parts, SOLVED} != {*models[0].parts, SOLVED}:
+            parts, others = sorted(models[-1].parts), sorted({*models[0].parts} - {SOLVED})
+            raise SettingError(f"variant {name} of the model has the parts {parts}, and the model itself has {others}")
+    if len(models) > 1 and any(model.body_digest for model in models):
+        raise SettingError("model.variant cannot be combined with a frozen body: the plan pins one body for all devices")
+    return models
+
+
+class Groups:
+    """All groups of a federation, by name, and the clients that are in them.
+
+    Args:
+        plan: The plan of the federation.
+        vault_for: Returns the vault of a group, by its name.
+        make: Makes an aggregator.
+        noise_for: Returns the noise on sums, for so many parts.
+        variants: The variant of each client; those that are not named have the plan's own model.
+
+    Attributes:
+        models: The plan's own model, and those of its variants.
+        by_name: The groups.
+        noise: The noise on sums; None: there is none.
+        variants: Same as the argument.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        vault_for: VaultFor,
+        make: Maker,
+        noise_for: Callable[[int], ClientNoise | None],
+        variants: Mapping[str, str],
+    ) -> None:
+        self.models, self.variants = models_of(plan, vault_for, make), dict(variants)
+        self.noise = noise_for(len(self.models[0].parts))
+        named = (item for model in self.models for item in model.groups(self.noise))
+        self.by_name: dict[str, Group] = dict(sorted(named, key=lambda item: item[0]))
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.by_name.values())
+
+    def of(self, client: str, part: str) -> Group:
+        """Return the group of a client's part."""
+        return self.by_name[name_of(part, self.variants.get(client, ""))]
+
+    def members(self, clients: Iterable[str], solved: bool = True) -> Iterator[tuple[str, Group, list[str]]]:
+        """Yield each group, with its name and those of the clients that are in it; maybe without the closed form."""
+        by_variant: dict[str, list[str]] = {}
+        names = list(clients)
+        for client in names:
+            by_variant.setdefault(self.variants.get(client, ""), []).append(client)
+        for name, group in self.by_name.items():
+            if group.part == SOLVED and solved:
+                yield name, group, names
+            elif group.part != SOLVED:
+                yield name, group, by_variant.get(name.removeprefix(group.part)[1:], [])
+
+    def make_again(self) -> None:
+        """Make all aggregators again, from what the vaults have."""
+        for model in self.models:
+            for name, aggregator in model.aggregators().items():
+                self.by_name[name].aggregator = aggregator
