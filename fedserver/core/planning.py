@@ -299,7 +299,8 @@ def make_plan(
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     schema = first.schema if isinstance(first.schema, Schema) else None
     check_bounds(privacy, schema)
-    specs = specs_of(settings, ordered, len(classes), schema, roles_of(settings.method, privacy))
+    roles, one_sum = roles_of(settings.method, privacy), settings.privacy.secure_aggregation
+    specs = specs_of(settings, ordered, len(classes), schema, roles, one_sum)
     given = privacy.unit != "none"
     plan = Plan(
         federation=federation,

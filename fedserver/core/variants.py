@@ -49,14 +49,14 @@ def variants_of(
         raise SettingError(f"setting model.variant has {len(given)} variants; at most {MOST} are possible")
     variants: dict[str, ModelChoice] = {}
     for table in given:
-        own = dict(table)
-        variant, other = own.pop("name", None), own.pop("model", name)
+        changes = dict(table)
+        variant, other = changes.pop("name", None), changes.pop("model", name)
         if not isinstance(variant, str) or not _NAME.fullmatch(variant) or variant in (MAIN, *variants):
             raise SettingError(
                 f"setting model.variant: {str(variant)[:50]!r} is no name of a variant: take up to 40 small letters, digits, - "
                 f"and _, for each another one, and not {MAIN!r}"
             )
-        chosen = ModelChoice(other, own if other != name else {**options, **own})
+        chosen = ModelChoice(other, changes if other != name else {**options, **changes})
         try:
             registry.check_options(chosen.name, chosen.options)
             check(chosen.name)
@@ -67,7 +67,12 @@ def variants_of(
 
 
 def specs_of(
-    settings: ResolvedSettings, profiles: Sequence[Profile], classes: int, schema: Schema | None, roles: frozenset[str]
+    settings: ResolvedSettings,
+    profiles: Sequence[Profile],
+    classes: int,
+    schema: Schema | None,
+    roles: frozenset[str],
+    one_sum: bool,
 ) -> dict[str, ModelSpec]:
     """Return the specs of the plan's model, under an empty name, and of its variants.
 
@@ -77,6 +82,7 @@ def specs_of(
         classes: The number of classes.
         schema: The schema of a table.
         roles: The roles that the model's tensors must have.
+        one_sum: Whether sums over samples become one sum of many devices.
 
     Raises:
         SettingError: A model does not take these data.
@@ -87,7 +93,7 @@ def specs_of(
         name = choice.name or registry.model_for(first.kind, roles, choice.options)
         spec = registry.default_spec(first.kind, first.shape, width, vocabulary, name, choice.options, first.per_position)
         if spec.name == "closed-form":
-            spec = msgspec.structs.replace(spec, options={**spec.options, "one_sum": settings.privacy.secure_aggregation})
+            spec = msgspec.structs.replace(spec, options={**spec.options, "one_sum": one_sum})
         closed = spec.name == "closed-form" or (settings.method.predictor == "closed-form" and ":" in spec.name)
         if closed and spec.options.get("sharpness") is None and first.task != "regression":
             spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": SHARPNESS})

@@ -25,9 +25,8 @@ from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.lab.build import Maker, made
-from attune.fedserver.lab.chains import noise_of
 from attune.fedserver.lab.checks import read_through, weighed
-from attune.fedserver.lab.groups import Group, Groups
+from attune.fedserver.lab.groups import Group, VariantGroups, noise_of
 from attune.fedserver.lab.served_values import ServedValues
 from attune.fedserver.lab.unaggregated import stage_another, stage_earlier
 from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
@@ -91,7 +90,7 @@ class Engine:
         def vault_for(name: str) -> StateVault:
             return vaults.setdefault(name, StateVault(blobs, name, slots, closed + 1 if slots else 0, area))
 
-        self.groups = Groups(plan, vault_for, make, partial(noise_of, plan, blobs), variants)
+        self.groups = VariantGroups(plan, vault_for, make, partial(noise_of, plan, blobs), variants)
         self.body_digest, self.told = self.groups.models[0].body_digest, self.groups.models[0].told
         self._norms: Norms = {}  # of the changes in earlier rounds
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder

@@ -7,28 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
+from torch import Tensor
 
 from attune.common.errors import SettingError
-from attune.common.exchange.registry import settings_of
-from attune.common.exchange.transform import Chain
+from attune.common.exchange.encodings import PartEncoding
+from attune.common.exchange.registry import settings_of, transforms_for
+from attune.common.exchange.transform import Chain, Transform, TransformSettings
 from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import SOLVED, PartKind, assign
 from attune.common.methods.registry import configured_in
-from attune.common.methods.ridge import nothing_served
-from attune.common.methods.settings.aggregators import AggregatorSettings
+from attune.common.methods.ridge import nothing_served, sizes_of
+from attune.common.methods.settings.aggregators import AggregatorSettings, ClosedFormSettings
 from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, tensors_of
 from attune.common.plan import Plan
+from attune.common.task import TaskName
 from attune.common.wire.header import Manifest
-from attune.fedserver.lab.aggregators.base import Aggregator, Tensors
+from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Vault
+from attune.fedserver.lab.aggregators.closed_form import earlier_sums
 from attune.fedserver.lab.aggregators.described import ToldDescriptions
 from attune.fedserver.lab.build import Maker, aggregators_for
-from attune.fedserver.lab.chains import chain_of
-from attune.fedserver.lab.client_noise import ClientNoise
+from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, SumsCheck
+from attune.fedserver.lab.client_noise import ClientNoise, home_key
 from attune.fedserver.lab.vault import StateVault
+from attune.fedserver.ports.blobs import Blobs
 
 VaultFor = Callable[[str], StateVault]
 
@@ -36,6 +42,57 @@ VaultFor = Callable[[str], StateVault]
 def name_of(part: str, variant: str) -> str:
     """Return a group's name, by which its slots and files are known: the part's; of a variant `part@variant`."""
     return part if part == SOLVED or not variant else f"{part}@{variant}"
+
+
+def chain_of(
+    part: str,
+    settings: AggregatorSettings,
+    transforms: Mapping[str, TransformSettings],
+    noise: ClientNoise | None,
+    task: TaskName,
+    values: Mapping[str, Tensor],
+    vault: Vault,
+) -> Chain:
+    """Return the transforms of a part: bounds within a cohort, checks on arrival, those of the plan, and the encoding.
+
+    With `noise`, clipping and noise take the place of the bounds. `values` are the part's tensors before round 1;
+    `vault` has those of later rounds.
+    """
+    said_above = max(settings.bound, settings.bound_change)  # clipping changes half of a cohort in every round: that is no news
+    bounds: list[Transform] = [
+        SampleBound(settings.bound_samples),
+        ChangeBound(settings.bound, settings.no_vote, said_above, settings.amplifies),
+    ]
+    checks: list[Transform] = [NormLimit(), FiniteCheck(), ShapeCheck()]
+    if isinstance(settings, ClosedFormSettings):
+        checks = [
+            SumsCheck(task, sizes_of(values), partial(earlier_sums, vault)),
+            *checks[1:],
+        ]  # sums are no change, whose norm has a limit
+    return Chain(
+        [
+            *(bounds if noise is None else [noise]),
+            *checks,
+            *transforms_for(part, transforms, beside=part == SOLVED),
+            PartEncoding(),
+        ]
+    )
+
+
+def noise_of(plan: Plan, blobs: Blobs, blocks: int) -> ClientNoise | None:
+    """Return the transform that makes noisy sums of a cohort's changes; None without client-level privacy.
+
+    Args:
+        plan: The plan.
+        blobs: The blobs of the home, with its secret.
+        blocks: The number of parts that are released.
+    """
+    privacy = plan.noisy_sums
+    if privacy is None:
+        return None
+    key = partial(home_key, blobs, privacy.insecure_seed, plan.run)
+    quantile = privacy.clip_quantile
+    return ClientNoise(privacy.clip, privacy.noise or 0.0, plan.expected_devices, blocks, key, quantile)
 
 
 @dataclass
@@ -122,7 +179,7 @@ def models_of(plan: Plan, vault_for: VaultFor, make: Maker) -> list[VariantModel
     return models
 
 
-class Groups:
+class VariantGroups:
     """All groups of a federation, by name, and the clients that are in them.
 
     Args:

@@ -141,19 +141,26 @@ class _Exported:
         of_clients = ((client, read_tensors(self._blobs.open(blob))) for client, blob in sums.items())
         return left_out(read_tensors(self._blobs.open(total)), of_clients)
 
+    def ends(self) -> list[str]:
+        """Return what the names of parts end with: nothing for the plan's own model, and `@` with its name for a variant."""
+        return sorted({"", *(part[part.index("@") :] for part, _ in self._slots if "@" in part)})
+
     def client_weights(self) -> Iterator[tuple[str, Tensors]]:
         """Yield each client with its own weights, all parts together; empty if all clients are served the same."""
+        shared = [blob for (_, key), blob in self._slots.items() if key == VALUE]
         for client, parts in self._engine.serve(self._clients, self._founders, solved=False).items():
             weights: Tensors = {}
-            for part, blob in sorted(parts.items()):
-                if blob != self._slots.get((part, VALUE)):
+            for _, blob in sorted(parts.items()):
+                if blob not in shared:
                     weights |= read_tensors((self._scratch if blob.name.startswith(SERVED) else self._blobs).open(blob))
             yield client, weights
 
 
 def _tensors(state: _Exported, out: Path) -> Iterator[str]:
-    if state.copy("shared", VALUE, out / "shared.safetensors"):
-        yield f"{out / 'shared.safetensors'}: what all clients share"
+    for end in state.ends():
+        if state.copy(f"shared{end}", VALUE, out / f"shared{end}.safetensors"):
+            whose = f"all clients of the variant {end[1:]} share" if end else "all clients share"
+            yield f"{out / f'shared{end}.safetensors'}: what {whose}"
     folder = out / "clients"
     folder.mkdir(exist_ok=True)
     written = 0
@@ -163,12 +170,14 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
             written += 1
     if written:
         yield f"{folder}: each client's own weights, as the server would send them next ({written} files)"
-    if any(state.copy(part, MATRICES, out / "attention.safetensors") for part in ("attended", "generated", "shared")):
-        yield f"{out / 'attention.safetensors'}: which client learned from which in the last round"
-    if state.copy("generated", VALUE, out / "hypernetwork.safetensors"):
-        yield f"{out / 'hypernetwork.safetensors'}: the hypernetwork, from which each device generates its weights"
-    if state.copy("generated", NETWORK, out / "server.safetensors"):
-        yield f"{out / 'server.safetensors'}: hypernetwork, embeddings and optimiser"
+    for end in state.ends():
+        files = {name: out / f"{name}{end}.safetensors" for name in ("attention", "hypernetwork", "server")}
+        if any(state.copy(f"{part}{end}", MATRICES, files["attention"]) for part in ("attended", "generated", "shared")):
+            yield f"{files['attention']}: which client learned from which in the last round"
+        if state.copy(f"generated{end}", VALUE, files["hypernetwork"]):
+            yield f"{files['hypernetwork']}: the hypernetwork, from which each device generates its weights"
+        if state.copy(f"generated{end}", NETWORK, files["server"]):
+            yield f"{files['server']}: hypernetwork, embeddings and optimiser"
     if rows := state.left_out():
         with (out / "left_out.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([LEFT_OUT, *((csv_cell(client), *numbers) for client, *numbers in rows)])

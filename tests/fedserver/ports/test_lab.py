@@ -26,7 +26,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Report, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Arrived, Lab, RoundOutcome, Served, Started
+from attune.fedserver.ports.lab import NO_VARIANTS, Arrived, Lab, RoundOutcome, Served, Started
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.inbox import Inbox
@@ -49,8 +49,14 @@ class FarLab:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
-    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
-        return sent(await self._lab.start(sent(plan, Plan), sent(slots, list[Slot]), closed), Started)
+    async def start(
+        self, plan: Plan, slots: Sequence[Slot], closed: int, variants: Mapping[str, str] = NO_VARIANTS
+    ) -> Started:
+        done = self._lab.start(sent(plan, Plan), sent(slots, list[Slot]), closed, sent(variants, dict[str, str]))
+        return sent(await done, Started)
+
+    async def vary(self, variants: Mapping[str, str]) -> None:
+        await self._lab.vary(sent(variants, dict[str, str]))
 
     async def serve(self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None) -> Served:
         return sent(await self._lab.serve(sent(clients, list[str]), sent(founders, list[str]), version), Served)
@@ -58,8 +64,8 @@ class FarLab:
     async def describe(self, client: str, description: Sequence[float]) -> bool:
         return await self._lab.describe(client, sent(description, list[float]))
 
-    async def cold_start(self) -> dict[str, Blob]:
-        return sent(await self._lab.cold_start(), dict[str, Blob])
+    async def cold_start(self, clients: Sequence[str]) -> Served:
+        return sent(await self._lab.cold_start(sent(clients, list[str])), Served)
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
         return sent(await self._lab.pack(sent(blobs, list[Blob])), dict[str, Blob])
@@ -135,7 +141,7 @@ async def federation(storage: Storage, lab: Lab, method: str) -> list[str]:
         await lab.settle()
         inbox.clear(number)
         assert (await lab.start(fixed, list(slots.values()), number)).remade == []
-    digests += [blob.digest for blob in (await lab.cold_start()).values()]
+    digests += [blob.digest for blob in (await lab.cold_start(["ann"]))["ann"].values()]
     return digests + [slot.digest for _, slot in sorted(slots.items())]
 
 
