@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -160,7 +161,8 @@ class Planner:
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
         for line in planning.notes_on(plan, settings):
             LOG.info("%s", line)
-        for why in settings.what_liars_can(len(profiles)) if self._fewest > 1 else ():
+        fewest_alike = min(Counter(profile.variant for profile in profiles.values()).values())
+        for why in settings.what_liars_can(fewest_alike) if self._fewest > 1 else ():
             LOG.warning("%s", why)
         for name in profiles:
             state.streams.send(name, self.welcome(plan))

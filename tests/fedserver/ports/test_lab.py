@@ -49,9 +49,7 @@ class FarLab:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
-    async def start(
-        self, plan: Plan, slots: Sequence[Slot], closed: int, variants: Mapping[str, str] = NO_VARIANTS
-    ) -> Started:
+    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int, variants: Mapping[str, str] = NO_VARIANTS) -> Started:
         done = self._lab.start(sent(plan, Plan), sent(slots, list[Slot]), closed, sent(variants, dict[str, str]))
         return sent(await done, Started)
 
