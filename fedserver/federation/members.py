@@ -324,6 +324,7 @@ class Members:
     def readmit(self, name: str) -> None:
         """Let a device in under the name of a revoked one, as the operator has decided."""
         self._state.revoked.readmit(name)
+        self._planner.variants.pop(name, None)
 
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """End the streams of these devices, each with its error, and return how many devices stay connected."""

@@ -67,7 +67,9 @@ def test_what_a_stranger_is_served_is_made_once_and_survives_a_restart(bench, me
     for part, manifest in tiny.engine.manifests.items():
         assert tiny.read(common[part]).keys() == manifest.keys()
     tiny.restart()
-    assert {part: blob.digest for part, blob in tiny.engine.cold_start(["a"])["a"].items()} == {p: b.digest for p, b in common.items()}
+    assert {part: blob.digest for part, blob in tiny.engine.cold_start(["a"])["a"].items()} == {
+        p: b.digest for p, b in common.items()
+    }
     tiny.close(a=(1.0, 1), b=(1.0, 1))
     assert tiny.blobs.names("serve/") == [], "what was made of the old state is gone, and only that"
     assert tiny.engine.cold_start(["a"])["a"][own].digest != common[own].digest

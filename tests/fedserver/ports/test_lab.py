@@ -35,7 +35,8 @@ from attune.simulation.memory import MemoryBlobs, MemoryStorage
 from tests.fedserver.bench import plan
 
 ROOT = Path(__file__).parents[3]
-METHODS = ["fedavg", "fedtp", "fedmcsa", "fedamp"]
+SMALL = {"width": 4, "heads": 1, "depth": 1}
+METHODS = ["fedavg", "fedtp", "fedmcsa", "fedamp", "fedtp@small", "fedmcsa@small"]
 
 
 def sent(value: Any, kind: Any) -> Any:
@@ -114,8 +115,12 @@ async def federation(storage: Storage, lab: Lab, method: str) -> list[str]:
     """Run two rounds and an adaptation with a restart after each. Return digests of all served parts, and of the last state."""
     blobs = storage.blobs
     inbox, uploads = Inbox(blobs), Uploads(storage)
-    fixed = plan(method, "vit")
+    method, _, variant = method.partition("@")
+    fixed, variants = plan(method, "vit"), {"bob": variant} if variant else {}
+    if variant:
+        fixed = msgspec.structs.replace(fixed, variants={variant: msgspec.structs.replace(fixed.model, options=SMALL)})
     started = await lab.start(fixed, [], 0)
+    await lab.vary(variants)
     slots = {(slot.part, slot.key): slot for slot in started.slots}
     await lab.settle()
     digests: list[str] = []
@@ -138,8 +143,8 @@ async def federation(storage: Storage, lab: Lab, method: str) -> list[str]:
         slots |= {(slot.part, slot.key): slot for slot in outcome.slots}
         await lab.settle()
         inbox.clear(number)
-        assert (await lab.start(fixed, list(slots.values()), number)).remade == []
-    digests += [blob.digest for blob in (await lab.cold_start(["ann"]))["ann"].values()]
+        assert (await lab.start(fixed, list(slots.values()), number, variants)).remade == []
+    digests += [blob.digest for parts in (await lab.cold_start(["ann", "bob"])).values() for blob in parts.values()]
     return digests + [slot.digest for _, slot in sorted(slots.items())]
 
 
