@@ -84,6 +84,8 @@ def test_a_home_goes_on_with_the_same_bits_and_refuses_another_variant(sites: di
     whole = run(sites, settings={"round.rounds": 3})
     stopped = run(sites, settings={"round.rounds": 3}, home=tmp_path / "home")
     assert stopped.digests == whole.digests == run(sites, settings={"round.rounds": 3}, home=tmp_path / "home").digests
+    with pytest.raises(SettingError, match="site-5 has the variant 'main' of the model in this run, not 'small'"):
+        run(sites, variants={**OF, "site-5": "small"}, settings={"round.rounds": 3}, home=tmp_path / "home")
     with pytest.raises(SettingError, match="there is no such device"):
         run(sites, variants={"site-9": "small"})
     with pytest.raises(SettingError, match="no variant 'large' of its model: it has small, main"):
