@@ -26,10 +26,10 @@ from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.lab.build import Maker, made
 from attune.fedserver.lab.checks import read_through, weighed
-from attune.fedserver.lab.groups import Group, VariantGroups, noise_of
+from attune.fedserver.lab.groups import Group, make_again, models_of, noise_of
 from attune.fedserver.lab.served_values import ServedValues
 from attune.fedserver.lab.unaggregated import stage_another, stage_earlier
-from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
+from attune.fedserver.lab.vault import ByVariant, Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
 from attune.fedserver.ports.blobs import STATE, Blobs, blob_of
 from attune.fedserver.ports.lab import NO_VARIANTS, Arrived, RoundOutcome, Served
 
@@ -90,8 +90,10 @@ class Engine:
         def vault_for(name: str) -> StateVault:
             return vaults.setdefault(name, StateVault(blobs, name, slots, closed + 1 if slots else 0, area))
 
-        self.groups = VariantGroups(plan, vault_for, make, partial(noise_of, plan, blobs), variants)
-        self.body_digest, self.told = self.groups.models[0].body_digest, self.groups.models[0].told
+        self._models = models_of(plan, vault_for, make)
+        self.body_digest, self.told = self._models[0].body_digest, self._models[0].told
+        self._noise = noise_of(plan, blobs, len(self._models[0].parts))
+        self.groups = ByVariant((item for model in self._models for item in model.groups(self._noise)), variants)
         self._norms: Norms = {}  # of the changes in earlier rounds
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipes: list[StateRecipe] = []  # of the present state and of those before it, the newest first
@@ -253,7 +255,7 @@ class Engine:
 
     def _unaggregated(self, closing: _Closing, refused: str = "") -> RoundOutcome:
         """Return the outcome of a state that was staged without an aggregator."""
-        self.groups.make_again()
+        make_again(self.groups.by_name, self._models)
         self._note_recipe(closing, None, {}, [])
         return RoundOutcome({}, self.staged_slots(), refused=refused)
 
@@ -331,7 +333,7 @@ class Engine:
     def _inputs(self, group: Group, entries: Mapping[str, AcceptedUpdate]) -> tuple[str, ...]:
         """Return the digests of what a part's next value follows from, for a value that all clients share."""
         slot = group.aggregator.slot("")
-        if self.groups.noise is None or slot is None:
+        if self._noise is None or slot is None:
             return ()
         handed_in = (entry.parts[group.part].digest for entry in entries.values())
         return tuple(sorted([group.vault.blob(slot).digest, *handed_in]))
@@ -349,7 +351,7 @@ class Engine:
         if self._closing is not None:
             for group in self.groups:
                 group.vault.take_back()
-            self.groups.make_again()
+            make_again(self.groups.by_name, self._models)
             self._next_recipe = None
         self._closing = _Closing({part: dict(norms) for part, norms in self._norms.items()}, unmasking)
         return self._closing

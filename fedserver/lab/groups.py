@@ -33,15 +33,10 @@ from attune.fedserver.lab.aggregators.described import ToldDescriptions
 from attune.fedserver.lab.build import Maker, aggregators_for
 from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, SumsCheck
 from attune.fedserver.lab.client_noise import ClientNoise, home_key
-from attune.fedserver.lab.vault import StateVault
+from attune.fedserver.lab.vault import StateVault, place_of
 from attune.fedserver.ports.blobs import Blobs
 
 VaultFor = Callable[[str], StateVault]
-
-
-def name_of(part: str, variant: str) -> str:
-    """Return a group's name, by which its slots and files are known: the part's; of a variant `part@variant`."""
-    return part if part == SOLVED or not variant else f"{part}@{variant}"
 
 
 def chain_of(
@@ -144,16 +139,16 @@ class VariantModel:
         """Return new aggregators, by the names of their groups."""
         vault_for, variant, make = self._vault_for, self.variant, self.told.make
         of = aggregators_for(
-            self._configured, self._model, lambda part: vault_for(name_of(part, variant)), self._plan.seed, make
+            self._configured, self._model, lambda part: vault_for(place_of(part, variant)), self._plan.seed, make
         )
-        return {name_of(part, variant): aggregator for part, aggregator in of.items()}
+        return {place_of(part, variant): aggregator for part, aggregator in of.items()}
 
     def groups(self, noise: ClientNoise | None) -> Iterator[tuple[str, Group]]:
         """Yield the groups with their names."""
         plan, aggregators, transforms = self._plan, self.aggregators(), settings_of(self._plan.transforms)
         tensors, by_part = tensors_of(self._model), components_by_part(self._model, self._assignment)
         for part in self.parts:
-            name, settings = name_of(part, self.variant), self._configured.aggregators[part]
+            name, settings = place_of(part, self.variant), self._configured.aggregators[part]
             values = {key: value for key, value in tensors.items() if self._assignment[key] == part}
             initial, vault = nothing_served(plan) if part == SOLVED else values, self._vault_for(name)
             chain = chain_of(part, settings, transforms, noise, plan.task, initial, vault)
@@ -179,57 +174,8 @@ def models_of(plan: Plan, vault_for: VaultFor, make: Maker) -> list[VariantModel
     return models
 
 
-class VariantGroups:
-    """All groups of a federation, by name, and the clients that are in them.
-
-    Args:
-        plan: The plan of the federation.
-        vault_for: Returns the vault of a group, by its name.
-        make: Makes an aggregator.
-        noise_for: Returns the noise on sums, for so many parts.
-        variants: The variant of each client; those that are not named have the plan's own model.
-
-    Attributes:
-        models: The plan's own model, and those of its variants.
-        by_name: The groups.
-        noise: The noise on sums; None: there is none.
-        variants: Same as the argument.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        vault_for: VaultFor,
-        make: Maker,
-        noise_for: Callable[[int], ClientNoise | None],
-        variants: Mapping[str, str],
-    ) -> None:
-        self.models, self.variants = models_of(plan, vault_for, make), dict(variants)
-        self.noise = noise_for(len(self.models[0].parts))
-        named = (item for model in self.models for item in model.groups(self.noise))
-        self.by_name: dict[str, Group] = dict(sorted(named, key=lambda item: item[0]))
-
-    def __iter__(self) -> Iterator[Group]:
-        return iter(self.by_name.values())
-
-    def of(self, client: str, part: str) -> Group:
-        """Return the group of a client's part."""
-        return self.by_name[name_of(part, self.variants.get(client, ""))]
-
-    def members(self, clients: Iterable[str], solved: bool = True) -> Iterator[tuple[str, Group, list[str]]]:
-        """Yield each group, with its name and those of the clients that are in it; maybe without the closed form."""
-        by_variant: dict[str, list[str]] = {}
-        names = list(clients)
-        for client in names:
-            by_variant.setdefault(self.variants.get(client, ""), []).append(client)
-        for name, group in self.by_name.items():
-            if group.part == SOLVED and solved:
-                yield name, group, names
-            elif group.part != SOLVED:
-                yield name, group, by_variant.get(name.removeprefix(group.part)[1:], [])
-
-    def make_again(self) -> None:
-        """Make all aggregators again, from what the vaults have."""
-        for model in self.models:
-            for name, aggregator in model.aggregators().items():
-                self.by_name[name].aggregator = aggregator
+def make_again(groups: Mapping[str, Group], models: Iterable[VariantModel]) -> None:
+    """Make all aggregators again, from what the vaults have."""
+    for model in models:
+        for name, aggregator in model.aggregators().items():
+            groups[name].aggregator = aggregator
