@@ -50,6 +50,7 @@ def measured(way: str, seed: int) -> dict[str, Any]:
         settings=settings if method == "analytic" else {**settings, "round.rounds": ROUNDS},
         variants=dict.fromkeys(small, SMALL) if varied else {},
         baseline="none",
+        executor="stacked",
         progress=False,
     )
     scores = {client["name"]: 100 * client["accuracy"] for client in result.status["clients"]}

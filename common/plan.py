@@ -65,9 +65,7 @@ class Profile(msgspec.Struct, frozen=True):
     schema: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: by which the samples were made
     proposal: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: a schema, which the server merges with others
     rare: bool | msgspec.UnsetType = msgspec.UNSET  # True: of two classes one has less than RARE of the training samples
-    variant: str | msgspec.UnsetType = (
-        msgspec.UNSET
-    )  # of the model, which the device's owner has chosen; unset: the plan's model
+    variant: str | msgspec.UnsetType = msgspec.UNSET  # of the model, as the device's owner has chosen; unset: the plan's own
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

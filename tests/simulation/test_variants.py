@@ -104,6 +104,15 @@ def test_a_module_of_ones_own_may_be_a_variant(sites: dict[str, Any]) -> None:
     }
 
 
+def make_frozen(spec: ModelSpec) -> nn.Module:
+    return nn.Sequential(nn.Linear(spec.shape[0], 8).requires_grad_(False), nn.Linear(8, spec.classes))
+
+
+def test_a_frozen_body_is_refused_by_name(sites: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match=r"model\.variant cannot be combined with a frozen body"):
+        run(sites, variant=[{"name": "small", "model": f"{__name__}:make_frozen"}])
+
+
 def test_buffered_updates_of_each_variant_make_its_next_state(sites: dict[str, Any]) -> None:
     result = run(sites, settings={"round.mode": "buffered", "round.buffer": 3, "round.rounds": 4})
     assert sizes(result) == {name: 4 if name in OF else 16 for name in NAMES}
