@@ -76,8 +76,8 @@ class Served:
     def state(result: Any, rounds: int) -> Tensors:
         """Return the tensors of a finished simulation."""
         engine = Engine(result._plan, result._outcome.snapshot.slots, result._state.storage.blobs, rounds)
-        state = engine._aggregators["generated"]._load()  # type: ignore[attr-defined]
-        shared = {name: tensor.clone() for name, tensor in engine._vaults["shared"].read("value").items()}
+        state = engine.groups.of("", "generated").aggregator._load()  # type: ignore[attr-defined]
+        shared = {name: tensor.clone() for name, tensor in engine.groups.of("", "shared").vault.read("value").items()}
         initial = {f"{INITIAL}{name}": tensor for name, tensor in state.initial.items()}
         network = {f"{NETWORK}{name}": tensor for name, tensor in state.network.items()}
         return shared | initial | network | {EMBEDDINGS: state.embeddings.values(sorted(result.devices))}

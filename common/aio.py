@@ -22,7 +22,7 @@ else:
     from taskgroup import Runner, TaskGroup, timeout
     from taskgroup.tasks import Task
 
-__all__ = ["Mailbox", "Runner", "TaskGroup", "cancelling", "run", "run_blocking", "run_in_thread", "timeout"]
+__all__ = ["Mailbox", "Runner", "StopSwitch", "TaskGroup", "cancelling", "run", "run_blocking", "run_in_thread", "timeout"]
 
 T = TypeVar("T")
 
@@ -116,6 +116,36 @@ def run_in_thread(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
     if interruption is not None:
         raise interruption
     return done.result()
+
+
+class StopSwitch:
+    """Switch by which another thread ends a coroutine. Without one under way, it ends the next one."""
+
+    def __init__(self) -> None:
+        self._lock, self._on = threading.Lock(), False
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def stop(self) -> None:
+        """End the coroutine. This returns at once, and may be repeated: a second cancellation would hit its clean-up."""
+        with self._lock:
+            if self._running is not None and not self._on:
+                loop, task = self._running
+                loop.call_soon_threadsafe(task.cancel)
+            self._on = True
+
+    async def over(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what a coroutine returns, unless it is stopped; then it is cancelled."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 (a coroutine that runs has one)
+        with self._lock:
+            self._running = asyncio.get_running_loop(), task
+            if self._on:
+                task.cancel()
+        try:
+            return await work
+        finally:
+            with self._lock:
+                self._running, self._on = None, False
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from attune.common.config import PrivacySettings, TrainSettings
+from attune.common.errors import SettingError
 from attune.common.schema import Column, Schema
 from attune.common.task import ScoredTask, TaskName
+from attune.common.text import clean, listed
 
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
 FEWEST_DEVICES = 5  # devices whose statistics are combined for others; with fewer, each of them must have agreed
 RARE = 0.2  # share of the rarer of two classes, below which accuracy says little
 FEWEST_ROWS = 10  # rows behind each number that statistics show, and behind what a proposal tells
+MAIN = "main"  # the name of a plan's model among its variants for people; elsewhere it is empty
 FIRST_RUN = "first"  # the name of a federation's first run for people; in the plan and the ledger it is empty
 
 
@@ -61,6 +65,7 @@ class Profile(msgspec.Struct, frozen=True):
     schema: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: by which the samples were made
     proposal: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: a schema, which the server merges with others
     rare: bool | msgspec.UnsetType = msgspec.UNSET  # True: of two classes one has less than RARE of the training samples
+    variant: str | msgspec.UnsetType = msgspec.UNSET  # of the model, as the device's owner has chosen; unset: the plan's own
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,6 +151,17 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     rare: str = ""  # why it is AUROC, in words for people; empty: it was set, or it is not
     portfolio: bool = False  # the server knows what devices report of models that they fit alone (Metrics.accuracy_alone)
     given: str = ""  # digest of a model that is evaluated without training, by `scale` at every site that has features in units
+    variants: dict[str, ModelSpec] = {}  # other sizes of the model, of which a device's owner may choose one
+
+    def of_variant(self, name: str) -> Plan:
+        """Return the plan as devices of a variant follow it, which has its model alone; empty: the plan's model.
+
+        Raises:
+            SettingError: The plan has no such variant.
+        """
+        check_variant(name, self.variants)
+        model = self.variants[name] if name else self.model
+        return msgspec.structs.replace(self, model=model, variants={}) if self.variants else self
 
     @property
     def scored(self) -> ScoredTask:
@@ -171,6 +187,17 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     def noisy_sums(self) -> PrivacySettings | None:
         """The settings with which the server adds noise to what devices share; None if it adds none."""
         return self.privacy if self.privacy is not None and self.privacy.on_server else None
+
+
+def check_variant(name: str, known: Collection[str]) -> None:
+    """Check the variant of a model that a device asks for; empty: the plan's model.
+
+    Raises:
+        SettingError: It is none of the known ones, which the error names.
+    """
+    if name and name not in known:
+        has = f"it has {listed([*known, MAIN])}" if known else "its model has no variants (model.variant)"
+        raise SettingError(f"this federation has no variant {clean(name, 40)!r} of its model: {has} (fedclient --variant)")
 
 
 def standardisation(plan: Plan) -> str:

@@ -5,15 +5,18 @@ A run enrols if needed, then takes part over the network until the federation is
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from attune import seams
 from attune.common import homes
-from attune.common.aio import run_blocking
+from attune.common.aio import StopSwitch, run_blocking
 from attune.common.errors import NotEnrolled, SettingError
 from attune.common.identity.names import check_name
+from attune.common.plan import MAIN
 from attune.common.supervisor import supervised
 from attune.fedclient.address import CONNECT_TIMEOUT_S, Proxy, ServerAddress, store_origin
 from attune.fedclient.console import Console
@@ -37,16 +40,18 @@ if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
 
 
-def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None) -> Path:
+def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None, switch: StopSwitch | None = None) -> Path:
     """Run one device until its federation is over, and return the path of the finished model.
 
     Args:
         options: The device's options.
         console: Console for its output.
         shard: Its data; None: those of the options.
+        switch: Ends it from another thread.
 
     Raises:
         AttuneError: The error that ended it.
+        CancelledError: It was stopped.
     """
     from attune.common.torch_state import plain_torch
 
@@ -55,7 +60,12 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
         shard = LazyShard.on_disk(options.data, options.table, home.held_rows())
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
     with home.locked(), plain_torch(), Worker() as worker:
-        return run_blocking(_supervised(live(options, shard, home, console, worker), console))
+        life = _supervised(live(options, shard, home, console, worker), console)
+        try:
+            return run_blocking(switch.over(life) if switch else life)
+        except asyncio.CancelledError:
+            worker.finish()  # before another process may have the home
+            raise CancelledError("this device was stopped; finished work is saved, run it again to go on") from None
 
 
 def home_of(options: DeviceOptions) -> DeviceHome:
@@ -149,6 +159,7 @@ class Client:
         direct_hosts: S3 stores with which this device may exchange blobs itself, as HOST, HOST:PORT or http://HOST:PORT.
         proxy: HTTP proxy through which the server and S3 stores are reached, HOST:PORT; "env": that of the environment.
         proxy_credentials: File with USER:PASSWORD for it.
+        variant: Variant of the federation's model, such as a smaller one for this device.
         kind: "tokens" if arrays of whole numbers (N, T) are tokens; otherwise they are features.
 
     Raises:
@@ -187,9 +198,11 @@ class Client:
         direct_hosts: Sequence[str] = (),
         proxy: str | None = None,
         proxy_credentials: str | Path | None = None,
+        variant: str = MAIN,
     ) -> None:
         if unknown := [word for word in disclose if word not in get_args(DisclosedKind)]:
             raise SettingError(f"disclose={unknown[0]!r} is not known; known: {', '.join(get_args(DisclosedKind))}")
+        self._switch = StopSwitch()
         through = Proxy.parse(proxy, Path(proxy_credentials) if proxy_credentials else None)
         address, reading = ServerAddress.parse(server).by(through), ReadOptions.of(label, **{"task": task, **table})
         self._shard: LazyShard | None
@@ -222,6 +235,7 @@ class Client:
             hooks=Hooks(train, evaluate),
             table=reading,
             units=units,
+            variant=variant,
             allow_plugins=tuple(plugins),
             direct_hosts=tuple(map(store_origin, direct_hosts)),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),
@@ -240,6 +254,7 @@ class Client:
 
         Raises:
             AttuneError: The error that ended it.
+            concurrent.futures.CancelledError: `stop` was called.
         """
         from attune.fedclient.model.artifact import Model
 
@@ -247,7 +262,14 @@ class Client:
 
     def take_part(self, console: Console) -> Path:
         """Take part as in `run`, and return the path of the finished model."""
-        return run(self.options, console, self._shard)
+        return run(self.options, console, self._shard, self._switch)
+
+    def stop(self) -> None:
+        """End `run` from another thread: it raises CancelledError after the batch at hand. Without one, the next `run` ends.
+
+        This returns at once. What is finished is saved, and a later `run` goes on with the same bits.
+        """
+        self._switch.stop()
 
 
 def _name_of(model: Factory) -> str:

@@ -215,7 +215,8 @@ class Device:
         gate = Gate(self.options, plan)
         try:
             before = accept_plan(plan, self.store, self.options)
-            await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
+            here = self.options.plan_here(plan)
+            await self.worker.do(self.options.limits.check_plan, here, self.shard.profile.samples)
             self.options.privacy.check_plan(plan, self.shard.profile.samples)
             if before is not None:
                 await self._leave(before, plan)
@@ -223,7 +224,7 @@ class Device:
                 await self.worker.do(self.store.take_back, plan)
             self.exchanges = exchanges_of(plan, self.options, self.store, self.link, self.worker, self.console.say)
             make = functools.partial(
-                self.worker.make_learner, plan, self.shard, self.link.name, self.store.orders, self.options
+                self.worker.make_learner, here, self.shard, self.link.name, self.store.orders, self.options
             )
             slot = await self.worker.do(LearnerSlot, self.link.name, self.worker.learners, make)
         except AttuneError as error:  # it ends this device; the server's operator must know it too
@@ -238,9 +239,11 @@ class Device:
             for words in filter(None, (closed_form_words(plan), score_words(plan))):
                 self.console.say(words)
             await tell_units(gate, self.shard, self.link, self.worker, self.console.say)
+            if plan.variants:
+                self.console.say(f"trains the variant {self.options.variant} of the model: a {here.model.name}")
             if self.options.fits_alone and (why := self.options.against_alone(plan)):
                 self.console.say(why)
-            for warning in (*cautions(plan.model.name, plan.model.options), *slot.orders.damage):
+            for warning in (*cautions(here.model.name, here.model.options), *slot.orders.damage):
                 self.console.say(f"warning: {warning}")
         await self.discloser.describe(gate, plan_json)
         self.slot, self.gate = slot, gate

@@ -20,7 +20,7 @@ from attune.common.exchange.messages import (
     Welcome,
 )
 from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS
-from attune.common.plan import Plan, Profile
+from attune.common.plan import MAIN, Plan, Profile
 from attune.common.privacy.noisy_statistics import NoisyLayout
 from attune.common.protocol import DESCRIPTION, EMPTY, IN_NO_SUM, MASKED, MASKED_SCALE, SPOKEN, SUMS
 from attune.common.site_statistics import MOST_COLUMNS, Centre
@@ -57,11 +57,10 @@ def hello_of(options: DeviceOptions, shard: LazyShard, empty: bool, in_no_sum: b
     transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
     scales_alone = shard.profile.kind in ("series", "tabular") and shard.profile.columns is None
     in_no_sum = in_no_sum and not scales_alone  # else sums over its samples mean something else than those of others
+    profile = msgspec.structs.replace(shard.profile, variant=msgspec.UNSET if options.variant == MAIN else options.variant)
     now = (word for word, is_so in ((EMPTY, empty), (IN_NO_SUM, in_no_sum)) if is_so)
     can = (*SPOKEN, *transforms, *abilities(options, shard.profile), *now)
-    return Hello(
-        f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(Gate(options).profile(shard.profile, shard.declares)), can
-    )
+    return Hello(f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(Gate(options).profile(profile, shard.declares)), can)
 
 
 async def tell_units(gate: Gate, shard: LazyShard, link: Link, worker: Worker, say: Callable[[str], None]) -> None:

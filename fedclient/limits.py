@@ -108,10 +108,10 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
 
     Raises:
         HomeMismatch: The home is bound to another federation.
-        SettingError: The plan runs code that is not allowed or not installed here.
+        SettingError: The plan runs code that is not allowed or not installed here, or lacks this device's variant.
         LimitExceeded: The plan uses other columns than the owner allows.
     """
-    before = _plan_before(plan, store)
+    before, plan = _plan_before(plan, store), options.plan_here(plan)
     check_model_allowed(plan.model.name, options.allow_models, "the federation's model")
     check_allowed(plan.plugins, options.allow_plugins)
     check_installed(plan.plugins)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from typing_extensions import Self
 
 from attune.common.errors import SettingError
-from attune.common.plan import Plan
+from attune.common.plan import MAIN, Plan
 from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.gate import NO_DEMANDS, PrivacyLimits
 from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
@@ -89,6 +89,15 @@ class DeviceOptions:
     process: str = ""  # same as for GrpcLink
     woken_by: tuple[Event, ...] = ()  # events that come before those of the stream
     table: ReadOptions = PLAIN  # where the data are a table: which column is what
+    variant: str = MAIN  # of the federation's model
+
+    def plan_here(self, plan: Plan) -> Plan:
+        """Return a plan as this device follows it, with the model of its variant alone.
+
+        Raises:
+            SettingError: The plan has no such variant.
+        """
+        return plan.of_variant("" if self.variant == MAIN else self.variant)
 
     @property
     def fits_alone(self) -> bool:

@@ -45,10 +45,11 @@ _OFFERS = (METHODS, AGGREGATORS, OBJECTIVES, PREDICTORS, MODELS, TRANSFORMS)
 
 def code_in(settings: Mapping[str, Any]) -> set[str]:
     """Return the code that settings name, by section as in federation.toml; none of it is loaded."""
-    model = str(settings.get("model", {}).get("name") or "")
-    words = {model, *_words(settings.get("method")), *_words(settings.get("transforms"))}
+    of_model = settings.get("model", {})
+    models = {str(of_model.get("name") or ""), *_words(of_model.get("variant"))}
+    words = {*models, *_words(settings.get("method")), *_words(settings.get("transforms"))}
     packages = {package.name for word in words for offers in _OFFERS if (package := offers.package_of(word))}
-    return packages | ({model} if ":" in model else set())
+    return packages | {model for model in models if ":" in model}
 
 
 def _words(value: object) -> Iterator[str]:
@@ -71,7 +72,8 @@ def code_of(snapshot: Snapshot) -> set[str]:
         several += [race.overrides, *race.entrants.values()]
     if plan is not None:
         method = {**plan.method_options, "name": plan.method}
-        several.append({"model": {"name": plan.model.name}, "method": method, "transforms": plan.transforms})
+        model = {"name": plan.model.name, "variant": [spec.name for spec in plan.variants.values()]}
+        several.append({"model": model, "method": method, "transforms": plan.transforms})
     return set[str]().union(*map(code_in, several))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import AttuneError, FederationFailed, SettingError
+from attune.common.plan import MAIN
 from attune.common.protocol import SPENT
 from attune.common.text import clean
 from attune.fedclient.address import ServerAddress
@@ -36,6 +37,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.federation_state import FederationState
 from attune.fedserver.federation.steps import Clock, InlineTurns
 from attune.fedserver.lab.thread import ThreadLab
+from attune.fedserver.ports.lab import NO_VARIANTS
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.seams import Watch
 from attune.simulation.in_process import CohortWorker, InlineWorker, InProcessServer, LocalLink
@@ -102,6 +104,7 @@ class Federation:
         until: Stop after this round and its evaluation. A later federation with the same state goes on from there. None: run
             all rounds.
         clock: The time that devices take. None: no time passes, and all devices of a buffered round take equally long.
+        variants: Variant of the model of each device that has one.
     """
 
     def __init__(
@@ -117,7 +120,9 @@ class Federation:
         page: Watch | None = None,
         until: int | None = None,
         clock: SimulatedClock | None = None,
+        variants: Mapping[str, str] = NO_VARIANTS,
     ) -> None:
+        self._options = {name: replace(common, variant=variants.get(name, MAIN)) for name in shards}
         self._shards, self._overrides, self._common = shards, overrides, common
         self._state, self._watcher, self._stopped = state, watcher, stopped
         self._executor, self._awake_bytes, self._page, self._clock = executor, awake_bytes, page, clock
@@ -264,14 +269,11 @@ class Federation:
 
         server = InProcessServer(coordinator, self._fail, answered)
         consoles = {name: CountingConsole(self._watcher) for name in self._shards}
-        lives = [
-            asyncio.create_task(
-                self._live(
-                    name, Device(self._common, shard, self._state.stores[name], LocalLink(name, server), consoles[name], worker)
-                )
-            )
+        devices = {
+            name: Device(self._options[name], shard, self._state.stores[name], LocalLink(name, server), consoles[name], worker)
             for name, shard in self._shards.items()
-        ]
+        }
+        lives = [asyncio.create_task(self._live(name, device)) for name, device in devices.items()]
         failure, stop = asyncio.create_task(self._failure(coordinator)), asyncio.create_task(self._stopped_there.wait())
         whole: asyncio.Future[Any] = asyncio.gather(*lives)
         try:

@@ -15,11 +15,13 @@ from attune.common.errors import SettingError
 from attune.common.methods.method import AUTO, PLAIN
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
+from attune.common.text import clean
 from attune.fedclient.gate import PrivacyLimits
 from attune.fedclient.limits import OrderLimits
 from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind, Evaluate, Hooks, Train
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES, ExecutorName
+from attune.fedserver.ports.lab import NO_VARIANTS
 from attune.simulation import arguments
 from attune.simulation.arguments import Shards, data_by_name, read_shards
 from attune.simulation.federation import NOWHERE
@@ -68,6 +70,7 @@ def simulate(
     workers: int | None = ...,
     config: str | Path | None = ...,
     clock: SimulatedClock | None = ...,
+    variants: Mapping[str, str] = ...,
     seeds: None = ...,
 ) -> SimulationResult: ...
 
@@ -100,6 +103,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     workers: int | None = None,
     config: str | Path | None = None,
     clock: SimulatedClock | None = None,
+    variants: Mapping[str, str] = NO_VARIANTS,
     seeds: Sequence[int] | None = None,
 ) -> SimulationResult | SeedResults:
     """Train a federation with one device for each shard, from the first round to every device's own model.
@@ -143,6 +147,8 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         config: Path of a federation.toml. The other arguments win over it.
         clock: Time that devices take, or the order of arrivals of an earlier run (attune.simulation.simulated_clock). None:
             no time passes.
+        variants: Variant of the model, by name, of each device that has another one than the plan's (setting
+            "model.variant": a list with {"name": ..., ...} for each variant).
         seeds: Run a simulation for each of these seeds in place of `seed`. With a home, each has the folder seed-N in it.
 
     Returns:
@@ -175,8 +181,10 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         hooks=Hooks(train, evaluate),
     )
     digest = data_digest(members)
+    if unknown := sorted(variants.keys() - members.keys()):
+        raise SettingError(f"variants names {clean(unknown[0])!r}, and there is no such device")
     page = None if dashboard is None or dashboard is False or dashboard == "off" else seams.watch(dashboard)
-    simulator = Simulator(members, options, executor, workers, awake_bytes, page, digest, clock)
+    simulator = Simulator(members, options, executor, workers, awake_bytes, page, digest, clock, variants)
     shown, folder = watcher(progress), None if home is None else Path(home).expanduser()
     if folder is not None:
         check_folder(folder, "home")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedserver.choosing.candidates import check_race, entrants_of
 from attune.fedserver.choosing.race_course import Course
 from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, KEPT, NOTHING_HELD_OUT, rungs_of
+from attune.fedserver.consent import code_in
 from attune.seams import Watch
 from attune.simulation.arguments import overrides as arguments_of
 from attune.simulation.federation import Federation
@@ -48,6 +49,7 @@ class Simulator:
         page: The dashboard, if it is served.
         digest: Digest of the data.
         clock: As in `attune.simulate`.
+        variants: Same as in `attune.simulate`.
     """
 
     members: Mapping[str, LazyShard]
@@ -58,6 +60,7 @@ class Simulator:
     page: Watch | None
     digest: str
     clock: SimulatedClock | None = None
+    variants: Mapping[str, str] = field(default_factory=dict)
 
     def run(
         self, overrides: Mapping[str, Any], place: Path | MemoryState, shown: Watcher, until: int | None = None
@@ -74,8 +77,8 @@ class Simulator:
             AttuneError: The federation cannot go on.
             KeyboardInterrupt: The user has stopped it. All state is safe.
         """
-        named = overrides.get("model", {}).get("name")  # the caller of the simulation chose it
-        options = replace(self.options, allow_models=(named,) if named else ())
+        # The caller of the simulation chose the models.
+        options = replace(self.options, allow_models=tuple(sorted(code_in(overrides))))
         folder = place if isinstance(place, Path) else None
         opened: AbstractContextManager[SimulationState]
         opened = open_state(self.members, place) if isinstance(place, Path) else nullcontext(place)
@@ -95,6 +98,7 @@ class Simulator:
                     self.page,
                     until,
                     self.clock,
+                    self.variants,
                 ).run()
                 return SimulationResult(outcome, state, chosen, self.digest)
 

@@ -53,6 +53,10 @@ class Worker:
     def __exit__(self, *error: object) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    def finish(self) -> None:
+        """Wait for the job at hand, which has been told to stop."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
     async def do(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call `work(*arguments)` on the thread of the tensors; the event loop stays responsive."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))

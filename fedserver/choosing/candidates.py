@@ -201,6 +201,8 @@ def check_race(overrides: Mapping[str, Any]) -> int:
         raise SettingError(NOTHING_HELD_OUT)
     if convert(PrivacySettings, overrides.get("privacy", {}), "privacy.").unit != "none":
         raise SettingError("--method auto does not go with [privacy]: every candidate would spend a budget. Name a method")
+    if overrides.get("model", {}).get("variant"):
+        raise SettingError("--method auto cannot be combined with model.variant: candidates have one model. Name a method")
     if others := sorted(overrides["method"].keys() - {"name"}):
         raise SettingError(
             f"method.{others[0]} cannot be set for all candidates of auto; give it to one of them: "

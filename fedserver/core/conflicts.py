@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SECURE, CLIENT, BUFFERED = "privacy.secure_aggregation", 'privacy.unit = "client"', 'round.mode = "buffered"'
 EMBEDDED, DESCRIBED, ALL = 'method.embedding = "device"', 'method.embedding = "described"', 'round.train = "all"'
-SURVIVAL = 'data.task = "survival"'
+SURVIVAL, VARIANTS = 'data.task = "survival"', "model.variant"
 OFF: tuple[Any, ...] = (False, 0, None, "none", "off", (), {}, msgspec.UNSET)
 LEAST_VOTES = 5  # updates in a buffer, with which a vote is worth its name: one of them alone decides nothing
 # benchmarks.client_level_generated, means of seeds 0 to 2
@@ -86,6 +86,11 @@ PAIRS = [
         )
         for unit in ("example", "group")
     ),
+    (VARIANTS, SECURE, "a sum would be of one variant's devices, who may be too few"),
+    (VARIANTS, CLIENT, "sums are divided by the number of all devices"),
+    (VARIANTS, EMBEDDED, "a device weighs its embedding's steps by the updates of all devices"),
+    (VARIANTS, DESCRIBED, "descriptions are made by the plan's model"),
+    (VARIANTS, "round.attackers", "attackers may all choose one variant, and outvote it in any cohort"),
     (SURVIVAL, "method.dial", LIKELIHOODS),
     (SURVIVAL, "train.score_after", f"{LIKELIHOODS}; in place of --method auto name a method"),
 ]
@@ -142,6 +147,10 @@ NEEDS = [
             and s.round.buffer < LEAST_VOTES
             and next((rule for rule in VOTES if is_on(s, f'method.robust = "{rule}"')), "")
         ),
+    ),
+    Conflict(
+        f"{VARIANTS} cannot be combined with method {{s.configured.method.name}}: its sums know no network",
+        lambda s: bool(s.variants) and s.configured.objective.adds_up,
     ),
     Conflict(
         f"{BUFFERED} cannot be combined with an encoding of attended parts that is a change from the served value; take bf16, "
@@ -231,7 +240,7 @@ def check_conflicts(settings: ResolvedSettings, task: TaskName | None = None) ->
         SettingError: Two do. It names both.
     """
     s = SimpleNamespace(**vars(settings), parts=[*settings.configured.aggregators.items()])
-    s.data = msgspec.structs.replace(settings.data, task=task)
+    s.data, s.model = msgspec.structs.replace(settings.data, task=task), SimpleNamespace(variant=settings.variants)
     for one, other, why in PAIRS:
         if is_on(s, one) and is_on(s, other):
             raise SettingError(f"{one} cannot be combined with {other}: {why}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +17,6 @@ from attune.common.methods.private_training import with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.methods.settings.aggregators import ClippedSettings
 from attune.common.models import registry as models
-from attune.common.models.options import SHARPNESS
 from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, closed_form_words, score_words, standardisation
 from attune.common.protocol import IN_NO_SUM, SUMS
 from attune.common.schema import Schema
@@ -41,6 +41,7 @@ from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvo
 from attune.fedserver.core.records import Arrival
 from attune.fedserver.core.secure_policy import ON, SameCohortRounds, defaults_of, no_sums, transform_of, weighted
 from attune.fedserver.core.training_length import round_settings, usual_epochs, with_scores
+from attune.fedserver.core.variants import ModelChoice, specs_of, variants_of
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 CHANGEABLE = ("adapt_rounds", "adapt", "left_out")
@@ -68,6 +69,7 @@ class ResolvedSettings:
     sets_epochs: bool = True  # else the devices' samples decide, when the plan is made
     until: int | None = None  # of one process, not of the run: no round opens after this one
     arrivals: Sequence[Arrival] | None = None  # of one process: buffered rounds repeat an earlier run
+    variants: Mapping[str, ModelChoice] = field(default_factory=dict)  # of the model
 
     @property
     def method(self) -> Method:
@@ -123,6 +125,8 @@ class ResolvedSettings:
             "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in CHANGEABLE},
             "privacy": msgspec.structs.asdict(self.privacy),
         }
+        if self.variants:
+            sections["model"]["variant"] = dict(self.variants)
         if not self.sets_epochs:
             sections["train"]["local_epochs"] = "by samples"
         sections |= {f"transforms.{name}": {"in force": True, **values} for name, values in self.transforms.items()}
@@ -164,8 +168,10 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     configured = configured_from({**options, "name": method.name})
     model = dict(full.get("model", {}))
     name = model.pop("name", None)
+    others = model.pop("variant", [])
     models.check_options(name, model)
-    models.check_roles(name, roles_of(method), method.name)
+    check_model = partial(models.check_roles, roles=roles_of(method), method=method.name)
+    check_model(name)
     rounds = round_settings(full.get("round", {}))
     if SECURE_SUM in full.get("transforms", {}):
         raise SettingError(f"transforms.{SECURE_SUM} is set by {ON}; set that one")
@@ -177,6 +183,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         method_options=options,
         model_name=name,
         model_options=model,
+        variants=variants_of(others, name, model, check_model),
         train=(train := with_scores(convert(TrainSettings, full.get("train", {}), "train."), rounds)),
         round=rounds,
         encodings=encodings,
@@ -290,27 +297,14 @@ def make_plan(
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     schema = first.schema if isinstance(first.schema, Schema) else None
     scales.check_bounds(privacy, schema)
-    spec = models.default_spec(
-        first.kind,
-        first.shape,
-        TASKS[first.task].width(len(classes)),
-        declared.vocabulary or max(profile.vocabulary for profile in ordered),
-        settings.model_name or models.model_for(first.kind, roles_of(settings.method, privacy), settings.model_options),
-        settings.model_options,
-        first.per_position,
-    )
-    if spec.name == "closed-form":
-        spec = msgspec.structs.replace(spec, options={**spec.options, "one_sum": settings.privacy.secure_aggregation})
-    closed = spec.name == "closed-form" or (settings.method.predictor == "closed-form" and ":" in spec.name)
-    if closed and spec.options.get("sharpness") is None and first.task != "regression":
-        spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": SHARPNESS})
-    if schema is not None and schema.embedded:
-        spec = msgspec.structs.replace(spec, embedded=schema.embedded)
+    roles, one_sum = roles_of(settings.method, privacy), settings.privacy.secure_aggregation
+    specs = specs_of(settings, ordered, len(classes), schema, roles, one_sum)
     given = privacy.unit != "none"
     plan = Plan(
         federation=federation,
         seed=settings.seed,
-        model=settings.configured.spec_of(spec),
+        model=specs.pop(""),
+        variants=specs,
         classes=classes,
         method=settings.method.name,
         method_options=settings.method_options,
@@ -331,8 +325,11 @@ def make_plan(
         portfolio=True,
         **score_of(settings.train, classes, ordered),
     )
-    on_devices = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
-    plugins = {package.name: package.version for package in on_devices}
+    plugins = {
+        package.name: package.version
+        for spec in (plan.model, *plan.variants.values())
+        for package in packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
+    }
     returns = returns_of(settings.configured)
     if settings.round.mode == "buffered" and "shared" in settings.configured.aggregators:
         returns["shared"] = "change"  # the state may have moved on when it arrives

@@ -81,7 +81,8 @@ class Coordinator:
     async def _resume(self, snapshot: Snapshot) -> None:
         state = self.state
         if snapshot.plan is not None:
-            started = await state.lab.start(snapshot.plan, snapshot.slots, snapshot.record.round)
+            self.planner.variants.update(snapshot.variants)
+            started = await state.lab.start(snapshot.plan, snapshot.slots, snapshot.record.round, snapshot.variants)
             state.max_bytes = started.max_bytes
             for name in started.remade:
                 LOG.warning("%s was damaged; it was made again from the round before, with the same bits", name)

@@ -11,6 +11,7 @@ from typing import Any
 
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, UpdateRefused
 from attune.common.exchange.messages import Description, Hello, Notice, SecureMessage, read_profile
+from attune.common.plan import MAIN, check_variant
 from attune.common.protocol import (
     DESCRIPTION,
     EMBEDDING,
@@ -42,6 +43,10 @@ from attune.fedserver.federation.streams import WORK, DeviceStage, Stream
 
 LOG = logging.getLogger("fedserver")
 NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
+OTHER_VARIANT = (
+    "{0} has the variant {1!r} of the model in this run, not {2!r}: start it with --variant {1}, or enrol it anew, with a new "
+    "--home and --name"
+)
 MAX_NOTE = 500
 TWO_PROCESSES = "two processes use the identity of {}"
 SECOND_STREAM = "connected while its older stream was open: it came back after a break, or two processes use its identity"
@@ -120,6 +125,7 @@ class Members:
         self._state.revoked.check(name)
         data_form.check_possible(profile, name)
         check_profile(self._settings.privacy, profile, name)
+        check_variant(profile.variant or "", self._settings.variants)
         if self._state.plan is not None:
             plan = self._state.plan
             data_form.check_fits(profile, plan, name)
@@ -157,6 +163,11 @@ class Members:
         name, profile = stream.name, stream.profile
         if not self._streams.is_current(stream):
             return False
+        if self._state.plan is not None:
+            await self._planner.vary(self._state.plan, {name: profile})
+            if (before := self._planner.variants.get(name, "")) != (profile.variant or ""):
+                await self._refuse(name, SettingError(OTHER_VARIANT.format(name, before or MAIN, profile.variant or MAIN)))
+                return False
         labels = ", ".join(map(str, profile.labels))[:KEPT_LABELS]
         await self._update(
             name, connected=True, since=self._state.clock.unix(), samples=profile.samples, note=note, labels=labels
@@ -316,6 +327,7 @@ class Members:
     def readmit(self, name: str) -> None:
         """Let a device in under the name of a revoked one, as the operator has decided."""
         self._state.revoked.readmit(name)
+        self._planner.variants.pop(name, None)
 
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """End the streams of these devices, each with its error, and return how many devices stay connected."""

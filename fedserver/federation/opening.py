@@ -49,7 +49,7 @@ class OrderSender:
         earlier = version if version < record.round else None
         together = self._state.round.receivers(devices)
         served = await self._lab.serve(sorted(together), founders_in(known, together), earlier, work == "evaluate")
-        cold_start = await self._lab.cold_start() if work == "evaluate" else {}
+        cold_start: Served = await self._lab.cold_start(sorted(devices)) if work == "evaluate" else {}
         prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         takes = {name: self._takes(served[name], record, known.get(name), work) for name in devices}
@@ -70,7 +70,7 @@ class OrderSender:
                 asked,
                 span_s,
                 version,
-                cold_start,
+                cold_start.get(name),
                 trains,
                 smaller[name],
                 changes,
@@ -114,7 +114,7 @@ class OrderSender:
         record: Record,
         known: Mapping[str, DeviceRecord],
         takes: Served,
-        cold_start: Mapping[str, Blob],
+        cold_start: Served,
     ) -> dict[str, dict[str, Smaller]]:
         """Return for each device the smaller form of each blob that it takes, by digest.
 
@@ -128,7 +128,7 @@ class OrderSender:
         changes = await self._lab.changes(holders, parts)
         whole = {
             blob.digest: blob
-            for name, blobs in (*takes.items(), ("", cold_start))
+            for name, blobs in (*takes.items(), *(("", common) for common in cold_start.values()))
             for part, blob in blobs.items()
             if part in parts and not (blob.digest in changes and (name in holders or not name))
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -46,6 +47,7 @@ class Planner:
         planless: Done once no plan could be made; why.
         profiles: The devices for which this process made the plan.
         direct: Address of the S3 store with which devices may exchange blobs themselves.
+        variants: The variant of the model that each device has, once it has connected under a plan with variants.
     """
 
     def __init__(self, state: FederationState, name: str, fewest: int, masked: MaskedSurvey) -> None:
@@ -53,6 +55,7 @@ class Planner:
         self._settings, self._streams = state.settings, state.streams
         self.planless: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()
         self.profiles: Mapping[str, Profile] = {}
+        self.variants: dict[str, str] = {}
         self.direct = ""
         self._summing, self._summed = False, False  # whether statistics for common scales are being summed, or were
 
@@ -157,14 +160,25 @@ class Planner:
         await overcome("writing the plan", commit)
         fail_at(SERVER, 0, "plan-committed")
         await state.lab.settle()
+        await self.vary(plan, profiles)
         state.plan, state.max_bytes, self.profiles = plan, started.max_bytes, profiles
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
         for line in planning.notes_on(plan, settings):
             LOG.info("%s", line)
-        for why in settings.what_liars_can(len(profiles)) if self._fewest > 1 else ():
+        fewest_alike = min(Counter(profile.variant for profile in profiles.values()).values())
+        for why in settings.what_liars_can(fewest_alike) if self._fewest > 1 else ():
             LOG.warning("%s", why)
         for name in profiles:
             state.streams.send(name, self.welcome(plan))
+
+    async def vary(self, plan: Plan, profiles: Mapping[str, Profile]) -> None:
+        """Fix the variant of the model that devices have in this run, if the plan has variants."""
+        chosen = {name: profile.variant or "" for name, profile in profiles.items()} if plan.variants else {}
+        if new := {name: variant for name, variant in chosen.items() if name not in self.variants}:
+            write = partial(self._state.storage.ledger.note_variants, new)
+            await self._state.troubles.overcome("writing the devices' variants", write)
+            await self._state.lab.vary(new)
+            self.variants |= new
 
     def welcome(self, plan: Plan) -> Welcome:
         """Return what a device is told first."""

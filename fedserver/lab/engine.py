@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import cast, get_args
+from typing import cast
 
 import msgspec
 from msgspec.structs import replace
@@ -14,13 +14,8 @@ from msgspec.structs import replace
 from attune.common.exchange.registry import growth_of, settings_of
 from attune.common.exchange.transform import ArrivalContext, Cohort, NotASum, PartUpdate, RoundContext, is_sealed
 from attune.common.faults import SERVER, fail_at
-from attune.common.methods.hypernetwork import travelling
-from attune.common.methods.method import SOLVED, PartKind, assign
-from attune.common.methods.registry import configured_in
-from attune.common.methods.ridge import GRAM, nothing_served
-from attune.common.models.body import body_of, forget
-from attune.common.models.registry import build
-from attune.common.models.structure import components_by_part, tensors_of
+from attune.common.methods.method import SOLVED, PartKind
+from attune.common.methods.ridge import GRAM
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, TensorWriter
@@ -29,17 +24,15 @@ from attune.common.wire.tensors import Cast, TensorSource, read_through
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
-from attune.fedserver.lab.aggregators.base import Aggregator
-from attune.fedserver.lab.aggregators.described import ToldDescriptions
-from attune.fedserver.lab.build import Maker, aggregators_for, made
-from attune.fedserver.lab.chains import chain_of, noise_of
+from attune.fedserver.lab.build import Maker, made
 from attune.fedserver.lab.checks import weighed
 from attune.fedserver.lab.given import tensors_of_given
+from attune.fedserver.lab.groups import Group, make_again, models_of, noise_of
 from attune.fedserver.lab.served_values import ServedValues
 from attune.fedserver.lab.unaggregated import stage_another, stage_earlier
-from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
+from attune.fedserver.lab.vault import ByVariant, Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
 from attune.fedserver.ports.blobs import STATE, Blobs, blob_of
-from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served
+from attune.fedserver.ports.lab import NO_VARIANTS, Arrived, RoundOutcome, Served
 
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
 
@@ -71,6 +64,12 @@ class Engine:
         area: The first part of the names of the state's blobs.
         served: The store of values that are made to be served; None: `blobs`.
         make: The function that makes an aggregator.
+        variants: The variant of the model that clients have, as for `vary`.
+
+    Attributes:
+        groups: The parts of each variant, by name.
+        body_digest: Digest of the model's frozen body; empty: it has none.
+        told: Descriptions of devices.
     """
 
     def __init__(
@@ -82,48 +81,44 @@ class Engine:
         area: str = STATE,
         served: Blobs | None = None,
         make: Maker = made,
+        variants: Mapping[str, str] = NO_VARIANTS,
     ) -> None:
         self._plan, self._blobs, self._closed = plan, blobs, closed
         self._served = ServedValues(blobs, served or blobs)
-        model = build(plan.model, plan.seed)
-        body = body_of(model)
-        self.body_digest = body.digest if body else ""
-        self.told = ToldDescriptions(model, make)
-        forget(model)
-        configured = configured_in(plan)
-        assignment = assign(configured.method, model)
-        by_part = components_by_part(model, assignment)
-        kinds = {*assignment.values(), *([SOLVED] if plan.closed_form else [])}
-        parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in kinds]
-        self._vaults = {part: StateVault(blobs, part, slots, closed + 1 if slots else 0, area) for part in parts}
-        # Aggregators are made again when a staged state is dropped, because they hold a part of it.
-        self._make = partial(aggregators_for, configured, model, self._vaults.__getitem__, plan.seed, self.told.make)
-        self._aggregators: dict[PartKind, Aggregator] = self._make()
-        self._settings = configured.aggregators
-        transforms = settings_of(plan.transforms)
-        self._noise = noise_of(plan, blobs, len(self._aggregators))
-        start = tensors_of_given(blobs, plan.given) if plan.given and not slots else tensors_of(model)
-        of = {part: {name: value for name, value in start.items() if assignment[name] == part} for part in parts}
-        initial = of | ({SOLVED: nothing_served(plan)} if plan.closed_form else {})
-        self._chains = {
-            part: chain_of(part, self._settings[part], transforms, self._noise, plan.task, initial[part], self._vaults[part])
-            for part in parts
-        }
+        start = tensors_of_given(blobs, plan.given) if plan.given and not slots else None
+        vaults: dict[str, StateVault] = {}
+
+        def vault_for(name: str) -> StateVault:
+            return vaults.setdefault(name, StateVault(blobs, name, slots, closed + 1 if slots else 0, area))
+
+        self._models = models_of(plan, vault_for, make, start)
+        self.body_digest, self.told = self._models[0].body_digest, self._models[0].told
+        self._noise = noise_of(plan, blobs, len(self._models[0].parts))
+        self.groups = ByVariant((item for model in self._models for item in model.groups(self._noise)), variants)
         self._norms: Norms = {}  # of the changes in earlier rounds
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipes: list[StateRecipe] = []  # of the present state and of those before it, the newest first
         self._next_recipe: StateRecipe | None = None  # of the staged one
         self._closing: _Closing | None = None  # the round that was aggregated, perhaps in part, without a commit
-        self.manifests: dict[PartKind, Manifest] = {}
-        for part, aggregator in self._aggregators.items():
-            self.manifests[part] = travelling(self._settings[part], initial[part], by_part.get(part, {}))
+        for group in self.groups:
             if not slots:
-                aggregator.start(initial[part])
+                group.aggregator.start(group.initial)
+
+    @property
+    def manifests(self) -> dict[PartKind, Manifest]:
+        """Tensors that devices with the plan's own model hand in, by part."""
+        return {group.part: group.manifest for name, group in self.groups.by_name.items() if name == group.part}
+
+    def vary(self, variants: Mapping[str, str]) -> None:
+        """Note the variant of the model that clients have; those without one have the plan's model."""
+        self.groups.variants.update(variants)
 
     def max_bytes(self) -> dict[str, int]:
         """Return for each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
-        transforms, manifests = settings_of(self._plan.transforms), sorted(self.manifests.items())
-        sizes = {part: layout_of(manifest).size * growth_of(part, transforms) for part, manifest in manifests}
+        transforms, sizes = settings_of(self._plan.transforms), dict[str, float]()
+        for group in self.groups:
+            size = layout_of(group.manifest).size * growth_of(group.part, transforms)
+            sizes[group.part] = max(size, sizes.get(group.part, 0))
         return {part: math.ceil(size) + HEADER_SLACK_BYTES for part, size in sizes.items()}
 
     def serve(self, clients: Sequence[str], founders: Collection[str] = (), solved: bool = True) -> Served:
@@ -133,51 +128,49 @@ class Engine:
         """
         served: Served = {client: {} for client in clients}
         self._admit({client: client in founders for client in clients})
-        for part, aggregator in self._by_name(solved):
-            slots = {client: aggregator.slot(client) for client in clients}
-            whole = {slot: self._whole(part, slot) for slot in {slot: None for slot in slots.values() if slot is not None}}
-            without = [client for client in sorted(clients) if slots[client] is None]
-            self._served.generate(part, aggregator, without, self._closed)
+        for _, group, members in self.groups.members(clients, solved):
+            part, slots = group.part, {client: group.aggregator.slot(client) for client in members}
+            whole = {slot: self._whole(group, slot) for slot in {slot: None for slot in slots.values() if slot is not None}}
+            without = [client for client in sorted(members) if slots[client] is None]
+            self._served.generate(part, group.aggregator, without, self._closed)
             for client, slot in slots.items():
                 served[client][part] = self._served.generated[part, client] if slot is None else whole[slot]
         return served
-
-    def _by_name(self, solved: bool = True) -> list[tuple[PartKind, Aggregator]]:
-        return [item for item in sorted(self._aggregators.items()) if solved or item[0] != SOLVED]
 
     def serve_again(self, clients: Sequence[str], founders: Collection[str], solved: bool, version: int) -> Served:
         """Return what clients were served of an earlier state; of the present one if that state is not known any more."""
         slots, refused = earlier_slots(self._slots(), self._recipes, self._closed, version, self._blobs)
         if refused:
             return self.serve(clients, founders, solved)
-        earlier = Engine(self._plan, slots, self._blobs, version, served=self._served.store)
+        earlier = Engine(self._plan, slots, self._blobs, version, served=self._served.store, variants=self.groups.variants)
         earlier.told.take(self.told.by_client)
         served = earlier.serve(clients, founders, solved)
         self._served.lend(earlier._served)
         return served
 
-    def _whole(self, part: PartKind, slot: str) -> Blob:
+    def _whole(self, group: Group, slot: str) -> Blob:
         """Return a slot's blob, which is checked at the first time in a process; Damaged if its bytes are other ones."""
-        blob = self._vaults[part].blob(slot)
+        blob = group.vault.blob(slot)
         self._blobs.open(blob).close()
         return blob
 
     def _admit(self, clients: Mapping[str, bool]) -> None:
         """Add these clients (client -> whether it is a founder); this may be repeated."""
-        for _, aggregator in self._by_name():
-            for client, founder in sorted(clients.items()):
-                aggregator.admit(client, founder)
+        for _, group, members in self.groups.members(sorted(clients)):
+            for client in members:
+                group.aggregator.admit(client, clients[client])
         self._admitted.update(clients)
 
-    def cold_start(self) -> dict[str, Blob]:
-        """Return for each part what an unknown device is served. Devices compare their own model with it."""
-        for part, aggregator in self._by_name(solved=False):
-            if part not in self._served.cold_start:
-                tensors = aggregator.cold_start()
-                self._served.cold_start[part] = (
-                    self._whole(part, tensors) if isinstance(tensors, str) else self._served.write(part, tensors)
-                )
-        return self._served.cold_start
+    def cold_start(self, clients: Sequence[str]) -> Served:
+        """Return for each client and part what an unknown device is served. Devices compare their own model with it."""
+        served, made = Served({client: {} for client in clients}), self._served.cold_start
+        for name, group, members in self.groups.members(clients, solved=False):
+            if members and name not in made:
+                tensors = group.aggregator.cold_start()
+                made[name] = self._whole(group, tensors) if isinstance(tensors, str) else self._served.write(name, tensors)
+            for client in members:
+                served[client][group.part] = made[name]
+        return served
 
     def pack(self, blobs: Iterable[Blob]) -> dict[str, Blob]:
         """Return the smaller lossless form of served blobs, by digest, where there is one."""
@@ -185,18 +178,19 @@ class Engine:
 
     def changes(self, clients: Sequence[str], parts: Sequence[PartKind]) -> dict[str, Smaller]:
         """Return deltas of served values, as the port."""
-        asked = {part: self._aggregators[part] for part in sorted(self._aggregators.keys() & set(parts))}
-        return self._served.changes(asked, self._vaults, clients)
+        return self._served.changes(
+            (group, members) for _, group, members in self.groups.members(clients) if group.part in parts
+        )
 
     def arrive(
         self, client: str, part: PartKind, blob: Blob, encoding: str = "", served: bool = True, max_norm: float = 0.0
     ) -> Arrived:
         """Decode an update and check it in one pass over its tensors, as the port."""
-        who, manifest = f"{client}'s {part} update", self.manifests[part]
+        who, group = f"{client}'s {part} update", self.groups.of(client, part)
         with ExitStack() as stack:
             file, before = self._opened(blob, stack), self._base(client, part, stack)
-            context = ArrivalContext(client, part, who, encoding, manifest, before, served, max_norm)
-            tensors = self._chains[part].on_arrival(PartUpdate(client, 0.0, file), context).tensors
+            context = ArrivalContext(client, part, who, encoding, group.manifest, before, served, max_norm)
+            tensors = group.chain.on_arrival(PartUpdate(client, 0.0, file), context).tensors
             values = tensors.opened(tensors.by) if is_sealed(tensors) else cast(TensorSource, tensors)
             if values.stored:
                 if values is tensors:
@@ -212,13 +206,14 @@ class Engine:
 
     def _base(self, client: str, part: PartKind, stack: ExitStack) -> TensorFile | None:
         """Return a client's values of a part before its training; None if it hands in their delta."""
-        values = self._settings[part].returns == "values" and part != SOLVED and not self._is_rebased(part)
-        slot = self._aggregators[part].slot(client) if values else None
-        return self._opened(self._vaults[part].blob(slot), stack) if slot else None
+        group = self.groups.of(client, part)
+        values = group.settings.returns == "values" and part != SOLVED and not self._is_rebased(group)
+        slot = group.aggregator.slot(client) if values else None
+        return self._opened(group.vault.blob(slot), stack) if slot else None
 
-    def _is_rebased(self, part: PartKind) -> bool:
+    def _is_rebased(self, group: Group) -> bool:
         """Return whether devices hand in changes, maybe from an older state, where the aggregator takes values."""
-        return self._settings[part].returns == "values" and self._plan.returns.get(part) == "change"
+        return group.settings.returns == "values" and self._plan.returns.get(group.part) == "change"
 
     def aggregate(
         self,
@@ -250,23 +245,23 @@ class Engine:
         """Stage the state after the round `to` as the next one, as the port."""
         closing, present = self._take_back(), self._slots()
         slots, refused = earlier_slots(present, self._recipes, self._closed, to, self._blobs)
-        stage_earlier(self._vaults, present, slots)
+        stage_earlier({name: group.vault for name, group in self.groups.by_name.items()}, present, slots)
         return self._unaggregated(closing, refused)
 
     def another_start(self) -> RoundOutcome:
         """Stage a state near the present one as the next one, as the port."""
         closing = self._take_back()
-        stage_another(self._vaults, self._aggregators, self._plan.seed, self._closed)
+        stage_another(self.groups.by_name, self._plan.seed, self._closed)
         return self._unaggregated(closing)
 
     def _unaggregated(self, closing: _Closing, refused: str = "") -> RoundOutcome:
         """Return the outcome of a state that was staged without an aggregator."""
-        self._aggregators = self._make()
+        make_again(self.groups.by_name, self._models)
         self._note_recipe(closing, None, {}, [])
         return RoundOutcome({}, self.staged_slots(), refused=refused)
 
     def _slots(self) -> list[Slot]:
-        return [slot for _, vault in sorted(self._vaults.items()) for slot in vault.slots()]
+        return [slot for group in self.groups for slot in group.vault.slots()]
 
     def _note_recipe(
         self,
@@ -276,7 +271,7 @@ class Engine:
         made: Sequence[Slot],
     ) -> None:
         """Note how the staged state was made; for one that no aggregator made, only what it replaces."""
-        replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
+        replaced = [slot for group in self.groups for slot in group.vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
         norms, secrets = (self._norms, closing.norms), closing.unmasking if entries else None
         said = {client: self.told.by_client[client] for client in admitted if client in self.told.by_client}
@@ -297,58 +292,68 @@ class Engine:
         # An earlier try or another process may have admitted clients. The next state and its recipe must have all of them.
         self._admit(self._admitted | {client: client in founders for client in entries})
         metrics: dict[str, float] = {}
-        for part in sorted(self._aggregators if adaptation is None else adaptation.returns):
-            aggregator = self._aggregators[part]
+        for name, group, members in self.groups.members(entries):
+            if adaptation is not None and group.part not in adaptation.returns:
+                continue
             with ExitStack() as stack:
-                theirs = {name: entry for name, entry in entries.items() if part in entry.parts}
-                cohort = self._cohort(closing, part, theirs, votes, stack)
-                if self._chains[part].sealed_by:
+                theirs = {client: entries[client] for client in members if group.part in entries[client].parts}
+                cohort = self._cohort(closing, name, group, theirs, votes, stack)
+                if group.chain.sealed_by:
                     metrics |= {key: value for update in cohort.updates for key, value in update.facts.items()}
-                numbers = aggregator.close_round(cohort.updates) if votes else aggregator.fit(cohort.updates)
-                if cohort.unheard and self._settings[part].embeddings == "trained":
-                    aggregator.fit(cohort.unheard)  # so a device that joins late gets near the others and has a vote again
-                metrics |= {f"{part}.{key}": value for key, value in numbers.items()}
+                numbers = group.aggregator.close_round(cohort.updates) if votes else group.aggregator.fit(cohort.updates)
+                if cohort.unheard and group.settings.embeddings == "trained":
+                    group.aggregator.fit(cohort.unheard)  # so one that joins late gets near the others and has a vote again
+                metrics |= {f"{name}.{key}": value for key, value in numbers.items()}
         return metrics
 
     def _cohort(
-        self, closing: _Closing, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack
+        self,
+        closing: _Closing,
+        name: str,
+        group: Group,
+        entries: Mapping[str, AcceptedUpdate],
+        votes: bool,
+        stack: ExitStack,
     ) -> Cohort:
-        """Return a cohort's updates of a part as its aggregator gets them."""
-        norms, base = closing.norms.setdefault(part, {}), partial(self._base, part=part, stack=stack)
+        """Return a cohort's updates of a group as its aggregator gets them."""
+        part, norms = group.part, closing.norms.setdefault(name, {})
+        base = partial(self._base, part=part, stack=stack)
         context = RoundContext(part, self._closed + 1, base, votes, closing.bounded, norms=norms, unmasking=closing.unmasking)
-        context.manifest, context.inputs = self.manifests[part], self._inputs(part, entries)
+        context.manifest, context.inputs = group.manifest, self._inputs(group, entries)
         context.attempt = max((entry.attempt for entry in entries.values()), default=0)
-        cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
-        cohort = self._chains[part].on_cohort(cohort, context)
+        cohort = Cohort(part, tuple(self._update(group, client, entry, stack) for client, entry in sorted(entries.items())))
+        cohort = group.chain.on_cohort(cohort, context)
         closing.without_vote |= context.without_vote
-        slot = self._aggregators[part].slot("") if self._is_rebased(part) else None
-        present = None if slot is None else self._opened(self._vaults[part].blob(slot), stack)
-        fresh = {name: entry.fresh for name, entry in entries.items()}  # a sum of updates has no name
-        returns = self._settings[part].returns
+        slot = group.aggregator.slot("") if self._is_rebased(group) else None
+        present = None if slot is None else self._opened(group.vault.blob(slot), stack)
+        fresh = {client: entry.fresh for client, entry in entries.items()}  # a sum of updates has no name
+        returns = group.settings.returns
         heard = (weighed(update, fresh.get(update.client, 1.0), returns, present) for update in cohort.updates)
         return replace(cohort, updates=tuple(heard))
 
-    def _inputs(self, part: PartKind, entries: Mapping[str, AcceptedUpdate]) -> tuple[str, ...]:
+    def _inputs(self, group: Group, entries: Mapping[str, AcceptedUpdate]) -> tuple[str, ...]:
         """Return the digests of what a part's next value follows from, for a value that all clients share."""
-        slot = self._aggregators[part].slot("")
+        slot = group.aggregator.slot("")
         if self._noise is None or slot is None:
             return ()
-        return tuple(sorted([self._vaults[part].blob(slot).digest, *(entry.parts[part].digest for entry in entries.values())]))
+        handed_in = (entry.parts[group.part].digest for entry in entries.values())
+        return tuple(sorted([group.vault.blob(slot).digest, *handed_in]))
 
-    def _update(self, part: PartKind, name: str, entry: AcceptedUpdate, stack: ExitStack) -> PartUpdate:
-        file, sealed_by = self._opened(entry.parts[part], stack), self._chains[part].sealed_by
-        values = file if sealed_by else Cast(file, self.manifests[part])
+    def _update(self, group: Group, client: str, entry: AcceptedUpdate, stack: ExitStack) -> PartUpdate:
+        file, sealed_by = self._opened(entry.parts[group.part], stack), group.chain.sealed_by
+        values = file if sealed_by else Cast(file, group.manifest)
         # Networks train on fewer samples than sums are over.
-        samples = values[GRAM][-1] if part == SOLVED and not sealed_by else entry.row.samples or 0
-        update = PartUpdate(name, float(samples), values, facts=entry.facts.get(part, {}))
+        samples = values[GRAM][-1] if group.part == SOLVED and not sealed_by else entry.row.samples or 0
+        update = PartUpdate(client, float(samples), values, facts=entry.facts.get(group.part, {}))
         return update.sealed(sealed_by) if sealed_by else update
 
     def _take_back(self, unmasking: Unmasking | None = None) -> _Closing:
         """Forget what was staged and not committed, as a restart does: the round is closed again from the durable state."""
         if self._closing is not None:
-            for vault in self._vaults.values():
-                vault.take_back()
-            self._aggregators, self._next_recipe = self._make(), None
+            for group in self.groups:
+                group.vault.take_back()
+            make_again(self.groups.by_name, self._models)
+            self._next_recipe = None
         self._closing = _Closing({part: dict(norms) for part, norms in self._norms.items()}, unmasking)
         return self._closing
 
@@ -356,23 +361,23 @@ class Engine:
         return stack.enter_context(TensorFile(self._blobs.open(blob)))
 
     def staged_slots(self) -> list[Slot]:
-        return [slot for _, vault in sorted(self._vaults.items()) for slot in vault.staged_slots()]
+        return [slot for group in self.groups for slot in group.vault.staged_slots()]
 
     def remember(self, recipes: Sequence[StateRecipe]) -> None:
         """Note at the start how the present state and those before it were made, the newest first."""
         self._recipes = list(recipes)
         if recipes:
             self._norms = recipes[0].norms
-        for vault in self._vaults.values():
-            vault.remember(recipes[0].replaced if recipes else ())
+        for group in self.groups:
+            group.vault.remember(recipes[0].replaced if recipes else ())
 
     def settle(self, holders: Collection[str] = ()) -> None:
         """Make the staged state the state, after the commit. What was generated from the old one is removed.
 
         If deltas are served, devices still hold the old values: then they stay until the next commit; those of `holders` stay.
         """
-        for vault in self._vaults.values():
-            vault.settle()
+        for group in self.groups:
+            group.vault.settle()
         if self._next_recipe is not None:
             self._closed, self._norms = self._next_recipe.round, self._next_recipe.norms
             self._recipes, self._next_recipe = [self._next_recipe, *self._recipes], None

@@ -6,7 +6,7 @@ restored from a backup.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attune.common.errors import AttuneError
 from attune.common.plan import Plan
@@ -16,9 +16,17 @@ from attune.fedserver.lab.build import Maker, made
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.vault import StateRecipe, kept_slots, recipes_of
 from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs, Damaged, blob_of
+from attune.fedserver.ports.lab import NO_VARIANTS
 
 
-def take_up(plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, make: Maker = made) -> tuple[Engine, list[str]]:
+def take_up(
+    plan: Plan,
+    slots: Sequence[Slot],
+    blobs: Blobs,
+    closed: int,
+    make: Maker = made,
+    variants: Mapping[str, str] = NO_VARIANTS,
+) -> tuple[Engine, list[str]]:
     """Return the engine of a starting server, and the names of damaged blobs that were made again.
 
     Files that a killed process left are removed. Blobs are made again in this process. Errors are those of Engine, and Damaged.
@@ -26,13 +34,15 @@ def take_up(plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, make: 
     recipes = recipes_of(blobs, closed) if slots else []
     kept = {*(blob_of(slot).name for slot in kept_slots(slots, recipes)), *(recipe.name for recipe in recipes)}
     blobs.remove([name for area in (STATE, SERVED, REDO) for name in blobs.names(area) if name not in kept])
-    remade = _restore(plan, slots, blobs, recipes[0] if recipes else None)
-    engine = Engine(plan, slots, blobs, closed, make=make)
+    remade = _restore(plan, slots, blobs, recipes[0] if recipes else None, variants)
+    engine = Engine(plan, slots, blobs, closed, make=make, variants=variants)
     engine.remember(recipes)
     return engine, remade
 
 
-def _restore(plan: Plan, slots: Sequence[Slot], blobs: Blobs, recipe: StateRecipe | None) -> list[str]:
+def _restore(
+    plan: Plan, slots: Sequence[Slot], blobs: Blobs, recipe: StateRecipe | None, variants: Mapping[str, str]
+) -> list[str]:
     """Make damaged slots of the first state and of the last round again, and return the names of those blobs.
 
     The bytes of other slots are checked when they are first read.
@@ -45,7 +55,7 @@ def _restore(plan: Plan, slots: Sequence[Slot], blobs: Blobs, recipe: StateRecip
     remade = _remake(first, blobs, lambda: Engine(plan, [], blobs, 0, REDO).staged_slots())
     if recipe is not None:
         before, closed, made = recipe.before(slots), recipe.round - 1, recipe
-        remade += _remake(last, blobs, lambda: Engine(plan, before, blobs, closed, REDO).follow(made))
+        remade += _remake(last, blobs, lambda: Engine(plan, before, blobs, closed, REDO, variants=variants).follow(made))
     return remade
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import product
 
 from attune.common.exchange.encodings import encode
-from attune.common.methods.method import PartKind
 from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import file_name
@@ -17,7 +15,7 @@ from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.core.records import Smaller
 from attune.fedserver.lab.aggregators.base import Aggregator
-from attune.fedserver.lab.vault import StateVault
+from attune.fedserver.lab.groups import Group
 from attune.fedserver.ports.blobs import SERVED, Blobs, Damaged
 
 
@@ -72,7 +70,7 @@ class ServedValues:
     Attributes:
         generated: Generated weights, by part and client.
         before: The same from the state before, once deltas from it are served.
-        cold_start: The common model, by part.
+        cold_start: The common model, by group.
         packing: Smaller forms.
     """
 
@@ -94,16 +92,18 @@ class ServedValues:
             for client, tensors in aggregator.generate(missing):
                 self.generated[part, client] = self.write(f"{part}.{client}.{closed}", tensors)
 
-    def changes(
-        self, aggregators: Mapping[PartKind, Aggregator], vaults: Mapping[PartKind, StateVault], clients: Sequence[str]
-    ) -> dict[str, Smaller]:
-        """Return the deltas of what clients are served from what they were served before the last commit, where that exists."""
+    def changes(self, groups: Iterable[tuple[Group, Sequence[str]]]) -> dict[str, Smaller]:
+        """Return the deltas of what clients are served from what they were served before the last commit, where that exists.
+
+        `groups` come with the clients that are served of them.
+        """
         self._keeps, renewed = True, []
-        for part, client in product(aggregators, clients):
-            slot, vault = aggregators[part].slot(client), vaults[part]
-            base = self.before.get((part, client)) if slot is None else vault.before(slot)
-            if base is not None:
-                renewed.append((self.generated[part, client] if slot is None else vault.blob(slot), base))
+        for group, clients in groups:
+            for client in clients:
+                slot, key = group.aggregator.slot(client), (group.part, client)
+                base = self.before.get(key) if slot is None else group.vault.before(slot)
+                if base is not None:
+                    renewed.append((self.generated[key] if slot is None else group.vault.blob(slot), base))
         return self.packing.changes(renewed)
 
     def lend(self, earlier: ServedValues) -> None:

@@ -13,7 +13,7 @@ from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Arrived, LabCluster, RoundOutcome, Served, Started
+from attune.fedserver.ports.lab import NO_VARIANTS, Arrived, LabCluster, RoundOutcome, Served, Started
 
 if TYPE_CHECKING:
     from attune.fedserver.core.collector import Unmasking
@@ -62,18 +62,19 @@ class ThreadLab:
         if self._cluster is not None:
             await self._executors.worker(self._cluster.close)
 
-    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
+    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int, variants: Mapping[str, str] = NO_VARIANTS) -> Started:
         """Take up the state after `closed` rounds, or make the state of a new federation (no slots).
 
-        Blobs of the state that belong to no slot are removed. Damaged ones are made again where that gives the same bits.
+        `variants` has the variant of the model of each client that has one, as for `vary`. Blobs of the state that belong to no
+        slot are removed. Damaged ones are made again where that gives the same bits.
 
         Raises:
             SettingError: The model or method cannot be built.
             Damaged: A blob cannot be made again; it must be restored.
         """
-        return await self._executors.worker(self._start, plan, slots, closed)
+        return await self._executors.worker(self._start, plan, slots, closed, variants)
 
-    def _start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
+    def _start(self, plan: Plan, slots: Sequence[Slot], closed: int, variants: Mapping[str, str]) -> Started:
         import torch
 
         from attune.fedserver.lab import accelerator
@@ -86,10 +87,11 @@ class ThreadLab:
             from attune.common.methods.registry import configured_in
             from attune.fedserver.lab.declared import check_size
 
-            if self._max_model_bytes:
-                check_size(plan.model, self._max_model_bytes)
-            check_model(plan.model, configured_in(plan), plan.seed, plan.privacy or NO_PRIVACY)
-        self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker())
+            for spec in (plan.model, *plan.variants.values()):
+                if self._max_model_bytes:
+                    check_size(spec, self._max_model_bytes)
+                check_model(spec, configured_in(plan), plan.seed, plan.privacy or NO_PRIVACY)
+        self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker(), variants)
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 
     def _maker(self) -> Maker:
@@ -122,9 +124,13 @@ class ThreadLab:
         """
         return await self._executors.worker(self._started.told.take, {client: description})
 
-    async def cold_start(self) -> dict[str, Blob]:
-        """Return for each part what an unknown device is served."""
-        return await self._executors.worker(self._started.cold_start)
+    async def vary(self, variants: Mapping[str, str]) -> None:
+        """Note the variants of the model that clients have, before they are served. One without a variant has the plan's."""
+        await self._executors.worker(self._started.vary, variants)
+
+    async def cold_start(self, clients: Sequence[str]) -> Served:
+        """Return for each client and part what an unknown device of its variant is served."""
+        return await self._executors.worker(self._started.cold_start, clients)
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
         """Return, by the digest of what is served, the same without loss in fewer bytes (PACKED), where they are fewer."""

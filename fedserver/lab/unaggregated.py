@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import cast
 
 import torch
 
-from attune.common.methods.method import PartKind
 from attune.common.seeds import derive
 from attune.fedserver.core.records import Slot
-from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, write
+from attune.fedserver.lab.aggregators.base import Tensors, write
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
+from attune.fedserver.lab.groups import Group
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.ports.blobs import blob_of
 
@@ -19,31 +18,28 @@ SHARE_MOVED = 0.01  # of a number, by which another start differs at most
 FROM_ZERO = 0.001  # likewise, in a tensor of zeros
 
 
-def stage_earlier(vaults: Mapping[PartKind, StateVault], present: Iterable[Slot], slots: Iterable[Slot]) -> None:
+def stage_earlier(vaults: Mapping[str, StateVault], present: Iterable[Slot], slots: Iterable[Slot]) -> None:
     """Stage an earlier state's slots. Clients without a value of their own at that time fall back to the cold start."""
     names = {(slot.part, slot.key) for slot in slots}
     for slot in sorted(set(slots) - set(present), key=lambda slot: slot.file):
-        vaults[cast(PartKind, slot.part)].stage(slot.key, blob_of(slot))
+        vaults[slot.part].stage(slot.key, blob_of(slot))
     for slot in present:
         if slot.key.startswith(CLIENT) and (slot.part, slot.key) not in names:
-            vault = vaults[cast(PartKind, slot.part)]
+            vault = vaults[slot.part]
             write(vault, slot.key, vault.read(COLD_START))
 
 
-def stage_another(
-    vaults: Mapping[PartKind, StateVault], aggregators: Mapping[PartKind, Aggregator], seed: int, closed: int
-) -> None:
+def stage_another(groups: Mapping[str, Group], seed: int, closed: int) -> None:
     """Stage values that all clients share, each number a little moved. A restart repeats the bits.
 
     Args:
-        vaults: The state of each part.
-        aggregators: They know which value is served.
+        groups: Parts of the state; their aggregators know which value is served.
         seed: The federation's seed.
         closed: The number of rounds that the present state has taken in.
     """
-    for part, aggregator in sorted(aggregators.items()):
-        if (slot := aggregator.slot("")) is not None:
-            write(vaults[part], slot, moved(vaults[part].read(slot), derive(seed, "another start", closed, part)))
+    for name, group in sorted(groups.items()):
+        if (slot := group.aggregator.slot("")) is not None:
+            write(group.vault, slot, moved(group.vault.read(slot), derive(seed, "another start", closed, name)))
 
 
 def moved(tensors: Mapping[str, torch.Tensor], seed: int) -> Tensors:

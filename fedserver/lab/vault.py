@@ -6,14 +6,16 @@ kept, one for each round, lead back to earlier states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import torch
 from typing_extensions import Self
 
+from attune.common.methods.method import SOLVED, PartKind
 from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, TensorWriter
@@ -142,6 +144,50 @@ class StateVault:
         self._slots |= {slot.key: slot for slot in self.staged_slots()}
         self._staged = {}
         self._version += 1
+
+
+def place_of(part: str, variant: str) -> str:
+    """Return the name by which slots and files of a part are known: its own; for devices of a variant `part@variant`."""
+    return part if part == SOLVED or not variant else f"{part}@{variant}"
+
+
+class OfPart(Protocol):
+    """Something that belongs to a part of the model."""
+
+    part: PartKind
+
+
+P = TypeVar("P", bound=OfPart)
+
+
+class ByVariant(Generic[P]):
+    """Something for each part of each variant of the model, by name, and for which clients it is.
+
+    Args:
+        by_name: The things.
+        variants: The variant of each client; those that are not named have the plan's own model.
+    """
+
+    def __init__(self, by_name: Iterable[tuple[str, P]], variants: Mapping[str, str]) -> None:
+        self.by_name, self.variants = dict(sorted(by_name, key=lambda item: item[0])), dict(variants)
+
+    def __iter__(self) -> Iterator[P]:
+        return iter(self.by_name.values())
+
+    def of(self, client: str, part: str) -> P:
+        """Return what a client's part has."""
+        return self.by_name[place_of(part, self.variants.get(client, ""))]
+
+    def members(self, clients: Iterable[str], solved: bool = True) -> Iterator[tuple[str, P, list[str]]]:
+        """Yield each thing, with its name and those of the clients for which it is; maybe without the closed form, for all."""
+        names, by_variant = list(clients), dict[str, list[str]]()
+        for client in names:
+            by_variant.setdefault(self.variants.get(client, ""), []).append(client)
+        for name, one in self.by_name.items():
+            if one.part == SOLVED and solved:
+                yield name, one, names
+            elif one.part != SOLVED:
+                yield name, one, by_variant.get(name.removeprefix(one.part)[1:], [])
 
 
 Norms = Mapping[str, Mapping[str, float]]  # by part and client, the norm of its latest change

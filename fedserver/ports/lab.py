@@ -19,6 +19,7 @@ from attune.fedserver.core.records import Slot
 if TYPE_CHECKING:
     from attune.fedserver.lab.build import Maker
 
+NO_VARIANTS: Mapping[str, str] = {}
 Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
 
 

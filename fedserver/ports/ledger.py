@@ -94,6 +94,7 @@ class Snapshot:
     audit_head: AuditHead | None = None  # the last entry of the audit log that the ledger knows; None: it knows none
     race: Race | None = None  # of methods over this fleet (--method auto)
     commitments: Mapping[str, str] = field(default_factory=dict)  # to secrets of this federation, by name
+    variants: Mapping[str, str] = field(default_factory=dict)  # of the model, by device; empty if the plan has none
 
     @cached_property
     def settings(self) -> ResolvedSettings:
@@ -206,6 +207,9 @@ class RoundLedger(Protocol):
 
     async def set_commitments(self, commitments: Mapping[str, str]) -> None:
         """Keep the commitments to the secrets of this federation, by name, in the place of those before; for all runs."""
+
+    async def note_variants(self, variants: Mapping[str, str]) -> None:
+        """Note which variant of the model devices have in this run; empty: the plan's model."""
 
     async def end_cleanup(self) -> None:
         """Note that the blobs of the run before are gone."""

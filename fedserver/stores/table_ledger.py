@@ -54,6 +54,7 @@ class TableLedger(ABC):
     last_evaluations = _awaited(Tables.last_evaluations)
     begin_run = _awaited(Tables.begin_run)
     end_run = _awaited(Tables.end_run)
+    note_variants = _awaited(Tables.note_variants)
     end_cleanup = _awaited(Tables.end_cleanup)
     set_race = _awaited(Tables.set_race)
     set_commitments = _awaited(Tables.set_commitments)

@@ -23,8 +23,8 @@ from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import AuditHead, Certificate, Refusal, Snapshot, Token
 
-TOKEN = ", ".join(Token.__dataclass_fields__)  # columns
-DEVICE = ", ".join(DeviceRecord.__struct_fields__)
+VARIANT, OF_VARIANTS = "variant ", "SUBSTR(key, 1, 8) = 'variant '"  # keys of `meta`, each with a device's name
+TOKEN, DEVICE = ", ".join(Token.__dataclass_fields__), ", ".join(DeviceRecord.__struct_fields__)  # columns
 CERTIFICATE = ", ".join(name for name in Certificate.__dataclass_fields__ if name != "revoked")  # that is known of the device
 
 
@@ -106,7 +106,7 @@ class Tables:
     def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
         with self._db.synced(), self._db.transaction():
             paused = (value_in(self._db, "record", Record) or Record()).paused
-            self._db.execute("DELETE FROM meta WHERE key = 'plan'")
+            self._db.execute(f"DELETE FROM meta WHERE key = 'plan' OR {OF_VARIANTS}")  # noqa: S608 - a constant
             for table in ("slots", "metrics", "refusals"):
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - names of tables
             self._db.execute(
@@ -131,6 +131,10 @@ class Tables:
     def set_commitments(self, commitments: Mapping[str, str]) -> None:
         with self._db.synced():
             put_value(self._db, "commitments", commitments)
+
+    def note_variants(self, variants: Mapping[str, str]) -> None:
+        for name, variant in variants.items():
+            put_value(self._db, f"{VARIANT}{name}", variant)
 
     def end_cleanup(self) -> None:
         self._db.execute("DELETE FROM meta WHERE key = 'leaving'")
@@ -177,8 +181,7 @@ class Tables:
     # --- members
 
     def device(self, name: str) -> DeviceRecord | None:
-        row = self._db.execute(f"SELECT {DEVICE} FROM devices WHERE name = ?", (name,)).fetchone()  # noqa: S608 - columns
-        return _device(row) if row else None
+        return next(iter(devices_in(self._db, (name,))), None)
 
     def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
         return devices_in(self._db, names)
@@ -241,6 +244,7 @@ class Tables:
         with self._db.synced(), self._db.transaction():
             self._db.execute("UPDATE devices SET name = ?, connected = 0 WHERE name = ?", (other, name))
             self._db.execute("UPDATE certificates SET name = ? WHERE name = ? AND role = 'device'", (other, name))
+            self._db.execute("UPDATE meta SET key = ? WHERE key = ?", (f"{VARIANT}{other}", f"{VARIANT}{name}"))
             rows = self._db.execute("SELECT row FROM metrics WHERE client = ?", (name,)).fetchall()
             for row in (msgspec.structs.replace(from_json(row[0], Report), client=other) for row in rows):
                 self._db.execute(
@@ -249,8 +253,7 @@ class Tables:
                 )
 
     def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
-        name = certificate.name
-        of_device = "role = 'device' AND name = ?"
+        name, of_device = certificate.name, "role = 'device' AND name = ?"
         with self._db.synced(), self._db.transaction():
             self._add_certificate(certificate)
             self._db.execute(
@@ -309,8 +312,7 @@ class Tables:
         return Token(*row) if row else None
 
     def tokens(self) -> list[Token]:
-        rows = self._db.execute(f"SELECT {TOKEN} FROM tokens ORDER BY rowid")  # noqa: S608 - names of fields
-        return [Token(*row) for row in rows]
+        return [Token(*row) for row in self._db.execute(f"SELECT {TOKEN} FROM tokens ORDER BY rowid")]  # noqa: S608
 
     def withdraw(self, id: str, now: float) -> None:
         change = "withdrawn_at = ?, used_up_at = COALESCE(used_up_at, ?)"
@@ -347,11 +349,8 @@ def devices_in(db: Database, names: Collection[str] | None = None) -> list[Devic
     else:  # as one value: the number of a statement's variables is bounded
         asked = msgspec.json.encode(sorted(names)).decode()
         rows = db.execute(f"SELECT {DEVICE} FROM devices WHERE name IN ({db.strings}) ORDER BY name", (asked,))  # noqa: S608
-    return [_device(row) for row in rows]
-
-
-def _device(row: Sequence[Any]) -> DeviceRecord:
-    return converted(dict(zip(DeviceRecord.__struct_fields__, row, strict=True)), DeviceRecord, strict=False)
+    named = (dict(zip(DeviceRecord.__struct_fields__, row, strict=True)) for row in rows)
+    return [converted(row, DeviceRecord, strict=False) for row in named]
 
 
 def certificates_in(db: Database, name: str | None = None) -> list[Certificate]:
@@ -364,6 +363,8 @@ def snapshot_in(db: Database, since: int = 0) -> Snapshot:
     """Return what the ledger holds, with the rows of rounds from `since` on. Call it within a transaction."""
     slots = db.execute("SELECT part, key, file, digest, size FROM slots ORDER BY part, key")
     rows = db.execute("SELECT row FROM metrics WHERE round >= ? ORDER BY round, work DESC, client", (since,))
+    refusals = db.execute("SELECT who, kind, text, at, count FROM refusals ORDER BY at DESC, who, kind")
+    variants = db.execute(f"SELECT key, value FROM meta WHERE {OF_VARIANTS} ORDER BY key")  # noqa: S608 - a constant
     return Snapshot(
         value_in(db, "overrides", dict),
         value_in(db, "plan", Plan),
@@ -372,14 +373,13 @@ def snapshot_in(db: Database, since: int = 0) -> Snapshot:
         tuple(Slot(*row) for row in slots),
         tuple(within_bounds(from_json(row[0], Report)) for row in rows),
         tuple(certificates_in(db)),
-        tuple(
-            Refusal(*row) for row in db.execute("SELECT who, kind, text, at, count FROM refusals ORDER BY at DESC, who, kind")
-        ),
+        tuple(Refusal(*row) for row in refusals),
         value_in(db, "run", str) or "",
         bool(value_in(db, "leaving", bool)),
         value_in(db, "audit", AuditHead),
         value_in(db, "race", Race),
         value_in(db, "commitments", dict[str, str]) or {},
+        {key.removeprefix(VARIANT): from_json(value, str) for key, value in variants},
     )
 
 

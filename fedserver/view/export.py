@@ -120,7 +120,9 @@ class _Exported:
         assert snapshot.plan is not None  # noqa: S101 (callers have checked)
         self._blobs, self._scratch = blobs, scratch
         self._slots = {(slot.part, slot.key): blob_of(slot) for slot in snapshot.slots}
-        self._engine = Engine(snapshot.plan, snapshot.slots, blobs, snapshot.record.round, served=scratch)
+        self._engine = Engine(
+            snapshot.plan, snapshot.slots, blobs, snapshot.record.round, served=scratch, variants=snapshot.variants
+        )
         present = [device for device in snapshot.devices if device.samples is not None and not device.revoked]
         self._clients = [device.name for device in present]
         self._founders = [device.name for device in present if device.founder]
@@ -156,19 +158,26 @@ class _Exported:
         of_clients = {client: read_tensors(self._blobs.open(blob)) for client, blob in sums.items()}
         return worths(read_tensors(self._blobs.open(total)), of_clients)
 
+    def ends(self) -> list[str]:
+        """Return what the names of parts end with: nothing for the plan's own model, and `@` with its name for a variant."""
+        return sorted({"", *(part[part.index("@") :] for part, _ in self._slots if "@" in part)})
+
     def client_weights(self) -> Iterator[tuple[str, Tensors]]:
         """Yield each client with its own weights, all parts together; empty if all clients are served the same."""
+        shared = [blob for (_, key), blob in self._slots.items() if key == VALUE]
         for client, parts in self._engine.serve(self._clients, self._founders, solved=False).items():
             weights: Tensors = {}
-            for part, blob in sorted(parts.items()):
-                if blob != self._slots.get((part, VALUE)):
+            for _, blob in sorted(parts.items()):
+                if blob not in shared:
                     weights |= read_tensors((self._scratch if blob.name.startswith(SERVED) else self._blobs).open(blob))
             yield client, weights
 
 
 def _tensors(state: _Exported, out: Path) -> Iterator[str]:
-    if state.copy("shared", VALUE, out / "shared.safetensors"):
-        yield f"{out / 'shared.safetensors'}: what all clients share"
+    for end in state.ends():
+        if state.copy(f"shared{end}", VALUE, out / f"shared{end}.safetensors"):
+            whose = f"all clients of the variant {end[1:]} share" if end else "all clients share"
+            yield f"{out / f'shared{end}.safetensors'}: what {whose}"
     folder = out / "clients"
     folder.mkdir(exist_ok=True)
     written = 0
@@ -178,12 +187,14 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
             written += 1
     if written:
         yield f"{folder}: each client's own weights, as the server would send them next ({written} files)"
-    if any(state.copy(part, MATRICES, out / "attention.safetensors") for part in ("attended", "generated", "shared")):
-        yield f"{out / 'attention.safetensors'}: which client learned from which in the last round"
-    if state.copy("generated", VALUE, out / "hypernetwork.safetensors"):
-        yield f"{out / 'hypernetwork.safetensors'}: the hypernetwork, from which each device generates its weights"
-    if state.copy("generated", NETWORK, out / "server.safetensors"):
-        yield f"{out / 'server.safetensors'}: hypernetwork, embeddings and optimiser"
+    for end in state.ends():
+        files = {name: out / f"{name}{end}.safetensors" for name in ("attention", "hypernetwork", "server")}
+        if any(state.copy(f"{part}{end}", MATRICES, files["attention"]) for part in ("attended", "generated", "shared")):
+            yield f"{files['attention']}: which client learned from which in the last round"
+        if state.copy(f"generated{end}", VALUE, files["hypernetwork"]):
+            yield f"{files['hypernetwork']}: the hypernetwork, from which each device generates its weights"
+        if state.copy(f"generated{end}", NETWORK, files["server"]):
+            yield f"{files['server']}: hypernetwork, embeddings and optimiser"
     if rows := state.left_out():
         with (out / "left_out.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([LEFT_OUT, *((csv_cell(client), *numbers) for client, *numbers in rows)])
@@ -207,7 +218,7 @@ def common_model(snapshot: Snapshot, plan: Plan, blobs: Blobs, beside: Path) -> 
     tensors: Tensors = {}
     with scratch_blobs(beside) as scratch:
         engine = Engine(plan, snapshot.slots, blobs, snapshot.record.round, served=scratch)
-        for blob in engine.cold_start().values():
+        for blob in engine.cold_start([""])[""].values():
             tensors |= read_tensors((scratch if blob.name.startswith(SERVED) else blobs).open(blob))
     if missing := sorted(tensors_of(build(plan.model, plan.seed)).keys() - tensors.keys()):
         raise NoModel(f"{plan.method} has no common model: devices keep {missing[0]} and {len(missing) - 1} more tensors")

@@ -141,13 +141,14 @@ def _table(clients: list[dict[str, Any]], metric: str) -> Table:
     compared = [name for name in COMPARED if any(client.get(f"accuracy_{name}") is not None for client in clients)]
     ranked = [key for key in AUROCS if any(client.get(key) is not None for client in clients)]
     areas = (AUROCS[key] for key in ranked)
-    heads = ("device", "state", "samples", metric, "95 %", *compared, *areas, "verdict", "probably", "keeps mostly", "note")
-    return text_table(
-        heads, (_cells(client, [*(f"accuracy_{name}" for name in compared), *ranked]) for client in clients), "note"
-    )
+    varied = ["variant"] * any(client.get("variant") for client in clients)
+    judged = ("verdict", "probably", "keeps mostly", *varied, "note")
+    heads = ("device", "state", "samples", metric, "95 %", *compared, *areas, *judged)
+    scores = [*(f"accuracy_{name}" for name in compared), *ranked]
+    return text_table(heads, (_cells(client, scores, varied) for client in clients), "note")
 
 
-def _cells(client: dict[str, Any], scores: Sequence[str]) -> tuple[str, ...]:
+def _cells(client: dict[str, Any], scores: Sequence[str], varied: Sequence[str]) -> tuple[str, ...]:
     progress = "" if client["progress"] is None else f" {client['progress']:.0%}"
     ends = {
         "interval": client["interval"],
@@ -156,7 +157,8 @@ def _cells(client: dict[str, Any], scores: Sequence[str]) -> tuple[str, ...]:
     between = {name: "-" if end is None else "{:.3f}-{:.3f}".format(*end) for name, end in ends.items()}
     accuracy, interval, *others = (between.get(key) or share(client.get(key)) for key in ("accuracy", "interval", *scores))
     numbers = (client["name"], client["state"] + progress, str(client["samples"] or "-"), accuracy, interval, *others)
-    return (*numbers, client["verdict"] or "-", client["probably"] or "-", client["kept"] or "-", client["note"] or "")
+    words = (client[key] or "-" for key in ("verdict", "probably", "kept", *varied))
+    return (*numbers, *words, client["note"] or "")
 
 
 def render_tokens(tokens: Iterable[TokenView]) -> str:

@@ -15,7 +15,7 @@ from attune.common.errors import SettingError
 from attune.common.methods.private_training import steps_per_order, with_orders
 from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import METRICS
-from attune.common.plan import Plan, closed_form_words, score_words, standardisation
+from attune.common.plan import MAIN, Plan, closed_form_words, score_words, standardisation
 from attune.common.privacy.accountant import MEANING, NoisySteps, epsilon_of, mode_of, visible_of
 from attune.common.statistics import interval_of, shown_verdict
 from attune.common.task import SCORED, ScoredTask
@@ -272,6 +272,7 @@ def status(
         "min_clients": settings.round.min_clients,
         "clients": [
             _client(device, device.name in connected, awaited, reported, finishers)
+            | {"variant": (snapshot.variants.get(device.name) or MAIN) if snapshot.variants else None}
             | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
             | _accuracy(latest.get(device.name), task)
             | {"probably": effect_of(verdicts, device.name)}

@@ -24,8 +24,8 @@ from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import TensorSource, manifest_of
 from attune.fedserver.lab.aggregators.base import MemoryVault, write
 from attune.fedserver.lab.aggregators.closed_form import OF, ClosedFormSums
-from attune.fedserver.lab.chains import chain_of
 from attune.fedserver.lab.checks import read_through
+from attune.fedserver.lab.groups import chain_of
 from tests.common.secure.cohort import NAMES
 from tests.common.secure.cohort import Cohort as Devices
 

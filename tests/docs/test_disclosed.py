@@ -30,7 +30,7 @@ RESULT = OrderResult(
     order_id="e-1", round=1, trained=False, samples=40, fitted={"forest": -9.5}, noisy={"loss": 0.5, "epsilon": 9.0}, **VALUES
 )
 SUMS, SCHEMA = Columns(3, [0.0], [1.0]), Schema(columns={})
-PROFILE = Profile("tabular", (1,), ["a"], 9, 9, 9, True, SUMS, ["age"], "classes", SUMS, SCHEMA, SCHEMA, True)
+PROFILE = Profile("tabular", (1,), ["a"], 9, 9, 9, True, SUMS, ["age"], "classes", SUMS, SCHEMA, SCHEMA, True, "small")
 PLANS: dict[str, dict[str, Any]] = {
     "usual": {},
     "noise": {"privacy": PrivacySettings(unit="example", epsilon=4.0)},

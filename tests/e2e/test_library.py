@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import attune
-from attune.common import aio
+from attune.common import aio, faults
 from attune.common.errors import NotEnrolled, SettingError
 from attune.fedclient.console import Console
 from attune.fedserver.home import ServerHome
@@ -71,6 +72,51 @@ def test_a_federation_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert model.info.name == f"site{n}"
         assert model.predict(x) == simulated.model(f"site{n}").predict(x)
     assert (tmp_path / "devices" / address.replace(":", "_") / "site0" / "model" / "model.json").exists()
+
+
+class Watching(Quiet):
+    """Console that notes that training has begun."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+
+    def progress(self, what: str, done: float) -> None:
+        self.began.set()
+
+
+def test_a_client_is_stopped_by_another_thread_and_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    monkeypatch.setattr("attune.fedclient.device.PROGRESS_S", 0.0)
+    home, settings = ServerHome(tmp_path / "server"), SETTINGS | {"train.local_epochs": 40, "round.replace_after_s": -1}
+    words: dict[str, Any] = {"settings": settings, "host": "127.0.0.1", "port": 0, "exit_when_done": True}
+    server = in_thread(lambda: attune.serve("fedavg", "mlr", rounds=2, say=lambda line: None, **words))
+    until(home.address, "the server to listen")
+    address = f"localhost:{home.address().port}"
+    first, second = (attune.Client(address, cloud(n), name=f"site{n}", device="cpu") for n in range(2))
+    other, watched = in_thread(lambda: second.run(Quiet())), Watching()
+
+    def stopped(console: Console) -> str:
+        with pytest.raises(CancelledError) as error:
+            first.run(console)
+        return str(error.value)
+
+    monkeypatch.setattr(faults, "_armed", [])
+    faults.arm("site0:*:training=sleep:0.1")
+    ended = in_thread(lambda: stopped(watched))
+    assert watched.began.wait(60)
+    first.stop()
+    first.stop()  # a second time does no more
+    assert ended() == "this device was stopped; finished work is saved, run it again to go on"
+    faults.arm("")
+    first.stop()  # before it runs: the next run ends at once
+    assert "run it again" in stopped(Quiet())
+    models = [first.run(Quiet()), other()]
+    server()
+    simulated = attune.simulate({f"site{n}": cloud(n) for n in range(2)}, "fedavg", "mlr", rounds=2, settings=settings)
+    for n, model in enumerate(models):
+        assert (model.probabilities(cloud(7)[0]) == simulated.model(f"site{n}").probabilities(cloud(7)[0])).all()
 
 
 def test_data_without_a_file_need_a_name() -> None:

@@ -18,6 +18,7 @@ USUAL = {
 }  # fmt: skip
 NEEDED = {"privacy.secure_aggregation"}  # refusals may name it in place of the feature that needs it
 FEATURES: dict[str, dict[str, Any]] = {
+    "model.variant": {"model.variant": [{"name": "small", "model": "dnn", "hidden": [4]}]},
     "privacy.secure_aggregation": {"privacy.secure_aggregation": True},
     **{f'privacy.unit = "{unit}"': {"privacy.unit": unit} for unit in ("client", "example", "group")},
     "privacy.same_cohort": {"privacy.secure_aggregation": True, "privacy.same_cohort": True},
@@ -67,7 +68,9 @@ def test_each_pair_of_features_runs_or_is_refused_with_both_names(one: str, shar
         if first != one or (settings := both(one, other)) is None:
             continue
         try:
-            attune.simulate(shards[settings.get("data.task", "classes")], seed=1, settings=settings, progress=False)
+            sites = shards[settings.get("data.task", "classes")]
+            variants = dict.fromkeys(list(sites)[:3], "small") if "model.variant" in settings else {}
+            attune.simulate(sites, seed=1, settings=settings, variants=variants, progress=False)
         except SettingError as error:
             for feature in (one, other):
                 settings, name = FEATURES[feature], feature.partition(" = ")[0]

@@ -64,7 +64,7 @@ function fill(item, device, actions) {
   show(state, [device.stage, device.why, device.note], ([stage, why, note]) => [h("span", { class: `stage ${stage}` }, stage), (why || note) && h("div", { class: "why" }, why || note)]);
   show(plot, [device.interval, device.accuracy_constant, ...MODELS.map(([name]) => device[name])], () => dots(device));
   show(verdict, [device.verdict, device.gain, ranked(device)], ([word, given, area]) => (word ? [h("span", { class: `chip ${word}` }, VERDICTS[word]), given === null ? "" : ` ${given >= 0 ? "+" : "−"}${Math.abs(given).toFixed(3)}`, area && h("div", { class: "why" }, area)] : "–"));
-  show(samples, device.samples, (count) => String(count ?? "–"));
+  show(samples, [device.samples, device.variant ?? null], ([count, variant]) => [String(count ?? "–"), variant && h("div", { class: "why" }, variant)]);
   show(sent, [device.totals.bytes_up ?? 0, device.totals.bytes_down ?? 0], ([up, down]) => [bytes(up), h("div", { class: "why" }, `${bytes(down)} fetched`)]);
   show(work, device.totals.seconds ?? 0, (seconds) => span(seconds));
   show(certificate, device.expires, (until) => expiry(until));

@@ -79,6 +79,14 @@ def test_models_that_a_device_has_are_drawn_and_in_the_key_and_others_are_not() 
     assert "the common model" in key and "scikit-learn" not in key and "common 0.500, own 0.750" in table
 
 
+def test_a_devices_variant_of_the_model_is_beside_its_samples() -> None:
+    snapshot = Snapshot(None, None, Record(), (DeviceRecord("anna", "key"),), (), (), variants={"anna": "small"})
+    [device] = parts(PageFacts("server", status(snapshot, set()), []))["devices"]
+    assert device["variant"] == "small"
+    assert "40 small" in " ".join(shown([], [DEVICE | {"variant": "small"}], "devices")[0].split())
+    assert "small" not in shown([], [DEVICE | {"variant": None}], "devices")[0]
+
+
 def test_what_is_strange_about_the_devices_data_is_shown() -> None:
     records = [
         DeviceRecord(name, "key", labels=labels)

@@ -80,7 +80,7 @@ async def test_a_newcomer_is_served_after_it_has_told_of_its_data(world: World) 
         server.members.described("new", said_by("e"))  # the first word stands
         order = await waiting
         assert generated(order).digest != common(order).digest
-        z = server.state.lab._engine._aggregators["generated"]._load().embeddings  # type: ignore[attr-defined]
+        z = server.state.lab._engine.groups.of("", "generated").aggregator._load().embeddings  # type: ignore[attr-defined]
         distance = {name: float(torch.dist(z.values(["new"]), z.values([name]))) for name in FOUNDERS}
         assert min(distance, key=distance.__getitem__) == "a"
 

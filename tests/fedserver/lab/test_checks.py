@@ -169,7 +169,7 @@ def test_where_nobody_else_moves_a_minority_does_not_get_far(bench, method, mode
 
 def unmoved(tiny, part, blob):
     """Return an update that changes nothing: the served values, or zeros where changes are handed in."""
-    if tiny.engine._settings[part].returns == "values":
+    if tiny.engine.groups.of("", part).settings.returns == "values":
         return tiny.read(blob)
     return {name: torch.zeros(spec.shape) for name, spec in tiny.engine.manifests[part].items()}
 
@@ -318,7 +318,7 @@ def test_going_back_serves_what_was_served_before_the_last_round(bench, method, 
     tiny.digests(("a", "b"))
     tiny.close(a=(0.5, 1), b=(0.6, 1))
     good = tiny.digests(("a", "b"))
-    stranger = {part: blob.digest for part, blob in tiny.engine.cold_start().items()}
+    stranger = {part: blob.digest for part, blob in tiny.engine.cold_start(["a"])["a"].items()}
     tiny.close(a=(50.0, 1), b=(60.0, 1), c=(70.0, 1))
     assert tiny.digests(("a", "b")) != good
     if restart:
@@ -328,7 +328,7 @@ def test_going_back_serves_what_was_served_before_the_last_round(bench, method, 
     tiny.commit()
     for _ in range(2):
         assert tiny.digests(("a", "b")) == good
-        assert {part: blob.digest for part, blob in tiny.engine.cold_start().items()} == stranger
+        assert {part: blob.digest for part, blob in tiny.engine.cold_start(["a"])["a"].items()} == stranger
         tiny.restart()
     if method == "fedmcsa":
         assert tiny.digests(("c",))["c"] == stranger, "who had no value of its own then has the common one"

@@ -59,18 +59,20 @@ def test_what_a_stranger_is_served_is_made_once_and_survives_a_restart(bench, me
     tiny = bench(method, "vit")
     tiny.digests()
     tiny.close(a=(0.25, 3), b=(-0.5, 5))
-    common = tiny.engine.cold_start()
+    common = tiny.engine.cold_start(["a"])["a"]
     assert common.keys() == tiny.engine.manifests.keys()
-    assert all(tiny.engine.cold_start()[part] is blob for part, blob in common.items())
+    assert all(tiny.engine.cold_start(["a"])["a"][part] is blob for part, blob in common.items())
     served = {parts[own] for parts in tiny.digests().values()}
     assert (common[own].digest in served) == (own == "shared")
     for part, manifest in tiny.engine.manifests.items():
         assert tiny.read(common[part]).keys() == manifest.keys()
     tiny.restart()
-    assert {part: blob.digest for part, blob in tiny.engine.cold_start().items()} == {p: b.digest for p, b in common.items()}
+    assert {part: blob.digest for part, blob in tiny.engine.cold_start(["a"])["a"].items()} == {
+        p: b.digest for p, b in common.items()
+    }
     tiny.close(a=(1.0, 1), b=(1.0, 1))
     assert tiny.blobs.names("serve/") == [], "what was made of the old state is gone, and only that"
-    assert tiny.engine.cold_start()[own].digest != common[own].digest
+    assert tiny.engine.cold_start(["a"])["a"][own].digest != common[own].digest
 
 
 @pytest.fixture(params=[None, 7], ids=["whole", "blocks"])

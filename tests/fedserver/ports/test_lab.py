@@ -26,7 +26,7 @@ from attune.fedserver.core.records import AcceptedUpdate, Report, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served, Started
+from attune.fedserver.ports.lab import NO_VARIANTS, Arrived, RoundOutcome, Served, Started
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.inbox import Inbox
@@ -35,7 +35,8 @@ from attune.simulation.memory import MemoryBlobs, MemoryStorage
 from tests.fedserver.bench import plan
 
 ROOT = Path(__file__).parents[3]
-METHODS = ["fedavg", "fedtp", "fedmcsa", "fedamp"]
+SMALL = {"width": 4, "heads": 1, "depth": 1}
+METHODS = ["fedavg", "fedtp", "fedmcsa", "fedamp", "fedtp@small", "fedmcsa@small"]
 
 
 def sent(value: Any, kind: Any) -> Any:
@@ -49,8 +50,12 @@ class FarLab:
     def __init__(self, lab: ThreadLab) -> None:
         self._lab = lab
 
-    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
-        return sent(await self._lab.start(sent(plan, Plan), sent(slots, list[Slot]), closed), Started)
+    async def start(self, plan: Plan, slots: Sequence[Slot], closed: int, variants: Mapping[str, str] = NO_VARIANTS) -> Started:
+        done = self._lab.start(sent(plan, Plan), sent(slots, list[Slot]), closed, sent(variants, dict[str, str]))
+        return sent(await done, Started)
+
+    async def vary(self, variants: Mapping[str, str]) -> None:
+        await self._lab.vary(sent(variants, dict[str, str]))
 
     async def serve(self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None) -> Served:
         return sent(await self._lab.serve(sent(clients, list[str]), sent(founders, list[str]), version), Served)
@@ -58,8 +63,8 @@ class FarLab:
     async def describe(self, client: str, description: Sequence[float]) -> bool:
         return await self._lab.describe(client, sent(description, list[float]))
 
-    async def cold_start(self) -> dict[str, Blob]:
-        return sent(await self._lab.cold_start(), dict[str, Blob])
+    async def cold_start(self, clients: Sequence[str]) -> Served:
+        return sent(await self._lab.cold_start(sent(clients, list[str])), Served)
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
         return sent(await self._lab.pack(sent(blobs, list[Blob])), dict[str, Blob])
@@ -110,8 +115,12 @@ async def federation(storage: Storage, lab: ThreadLab, method: str) -> list[str]
     """Run two rounds and an adaptation with a restart after each. Return digests of all served parts, and of the last state."""
     blobs = storage.blobs
     inbox, uploads = Inbox(blobs), Uploads(storage)
-    fixed = plan(method, "vit")
+    method, _, variant = method.partition("@")
+    fixed, variants = plan(method, "vit"), {"bob": variant} if variant else {}
+    if variant:
+        fixed = msgspec.structs.replace(fixed, variants={variant: msgspec.structs.replace(fixed.model, options=SMALL)})
     started = await lab.start(fixed, [], 0)
+    await lab.vary(variants)
     slots = {(slot.part, slot.key): slot for slot in started.slots}
     await lab.settle()
     digests: list[str] = []
@@ -134,8 +143,8 @@ async def federation(storage: Storage, lab: ThreadLab, method: str) -> list[str]
         slots |= {(slot.part, slot.key): slot for slot in outcome.slots}
         await lab.settle()
         inbox.clear(number)
-        assert (await lab.start(fixed, list(slots.values()), number)).remade == []
-    digests += [blob.digest for blob in (await lab.cold_start()).values()]
+        assert (await lab.start(fixed, list(slots.values()), number, variants)).remade == []
+    digests += [blob.digest for parts in (await lab.cold_start(["ann", "bob"])).values() for blob in parts.values()]
     return digests + [slot.digest for _, slot in sorted(slots.items())]
 
 

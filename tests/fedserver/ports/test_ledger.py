@@ -299,13 +299,16 @@ def test_the_next_run_has_the_members_and_nothing_of_the_run_before(storage: Sto
         slot, row = Slot("shared", "value", "file", "d", 8), Report(round=2, work="train", client="a")
         await ledger.commit_round(Record(round=2), [slot], [row], {"a": {"contributed": 2}}, PLAN)
         await ledger.refuse(Refusal("eve", "bad-token", "no", 5.0), keep=3)
+        await ledger.note_variants({"a": "small", "b": ""})
+        await ledger.note_variants({"b%": "large"})
         await ledger.end_run(Record(phase=Phase.DONE, round=2), {"round": {"rounds": 2}})
         ended = await ledger.snapshot()
+        assert ended.variants == {"a": "small", "b": "", "b%": "large"}
         assert (ended.record.phase, ended.overrides) == (Phase.DONE, {"round": {"rounds": 2}})
         await ledger.begin_run("second", {"seed": 3})
         found = await ledger.snapshot()
         assert (found.run, found.leaving, found.overrides, found.record) == ("second", True, {"seed": 3}, Record())
-        assert (found.plan, found.slots, found.rows, found.refusals) == (None, (), (), ())
+        assert (found.plan, found.slots, found.rows, found.refusals, found.variants) == (None, (), (), (), {})
         assert found.devices == (
             DeviceRecord("a", "key", enrolled_at=1.0, founder=True, token="t1"),
             DeviceRecord("b", "key", enrolled_at=2.0, founder=True, revoked=True, since=3.0),

@@ -110,7 +110,7 @@ def test_a_newcomer_begins_near_the_devices_whose_data_are_like_its_own(tmp_path
         for name, parts in served.items()
     }
     assert torch.dist(weights["new"], weights["b"]) < 0.5 * torch.dist(weights["silent"], weights["b"])
-    mean = bench.engine.cold_start()["generated"].digest
+    mean = bench.engine.cold_start(["new"])["new"]["generated"].digest
     assert served["silent"]["generated"].digest == mean, "a device that tells nothing begins with the mean"
 
 
@@ -120,7 +120,7 @@ def test_descriptions_change_nothing_for_other_embeddings_and_founders(tmp_path)
     digests = [{name: parts["generated"].digest for name, parts in one.items()} for one in served.values()]
     assert digests[0] == digests[1]
     ways["trained"].engine.told.take({"new": described(ways["trained"], "b")})
-    mean = ways["trained"].engine.cold_start()["generated"].digest
+    mean = ways["trained"].engine.cold_start(["new"])["new"]["generated"].digest
     assert ways["trained"].engine.serve(["new"])["new"]["generated"].digest == mean
 
 
@@ -128,7 +128,7 @@ def test_descriptions_change_nothing_for_other_embeddings_and_founders(tmp_path)
 def test_a_description_of_another_form_is_ignored(tmp_path, wrong: list[float]) -> None:
     bench = played(tmp_path, "described")
     assert not bench.engine.told.take({"new": wrong})
-    assert bench.engine.serve(["new"])["new"]["generated"].digest == bench.engine.cold_start()["generated"].digest
+    assert bench.engine.serve(["new"])["new"]["generated"].digest == bench.engine.cold_start(["new"])["new"]["generated"].digest
 
 
 def test_a_newcomers_first_round_is_made_again_with_its_description(tmp_path) -> None:
