@@ -1,7 +1,6 @@
-"""Table of attacks: each is a function that returns the server's answer, which is compared with the expected one.
+"""Table of attacks: each returns the server's answer, which is compared with the expected one.
 
-A function's docstring is the attack in words. It takes the victim and returns the answer: the kind of error that the server
-named, or the status of gRPC if no handler was reached, or something else.
+The answer is the kind of error that the server named, or the status of gRPC if no handler was reached, or something else.
 """
 
 from __future__ import annotations
@@ -22,23 +21,29 @@ class Attack:
     run: Run
     answer: str
 
-    @property
-    def what(self) -> str:
-        return (self.run.__doc__ or "").splitlines()[0].rstrip(".")
-
 
 ATTACKS: dict[str, Attack] = {}
+
+
+def enter(what: str, run: Run, answer: str) -> None:
+    assert what not in ATTACKS, f"{what} is there already"
+    ATTACKS[what] = Attack(run, answer)
 
 
 def attack(answer: str) -> Callable[[Run], Run]:
     """Enter a function into the table, under its own name."""
 
-    def enter(run: Run) -> Run:
-        assert run.__name__ not in ATTACKS, f"{run.__name__} is there already"
-        ATTACKS[run.__name__] = Attack(run, answer)
+    def take(run: Run) -> Run:
+        enter(run.__name__.replace("_", " "), run, answer)
         return run
 
-    return enter
+    return take
+
+
+def attacks(tried: Callable[[Victim, Any], str], rows: dict[str, tuple[str, Any]]) -> None:
+    """Enter attacks of one kind into the table: what each is, the expected answer, and what is tried with it."""
+    for what, (answer, value) in rows.items():
+        enter(what, lambda victim, value=value: tried(victim, value), answer)
 
 
 def answer_to(call: Callable[[], Any]) -> str:

@@ -16,5 +16,5 @@ assert attacks.__doc__  # the import fills the table
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attack(victim: Victim, name: str, record_property: Callable[[str, object], None]) -> None:
     found = ATTACKS[name].run(victim)
-    record_property("attack", (ATTACKS[name].what, ATTACKS[name].answer, found))
+    record_property("attack", (name, ATTACKS[name].answer, found))
     assert found == ATTACKS[name].answer

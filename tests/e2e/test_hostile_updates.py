@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
 from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
-from tests.e2e.hand import CALL_S, PROFILE, Hand, Stream, kind_of, moved, refusal
+from tests.e2e.hand import CALL_S, Hand, Stream, kind_of, moved, refusal
 from tests.e2e.harness import Federation, FederationAt, Server
 
 ACCEPTED, LATE = pb.Receipt.STATUS_ACCEPTED, pb.Receipt.STATUS_LATE
@@ -272,38 +271,6 @@ def test_a_second_stream_closes_the_first_and_gets_the_same_order(opened):
     assert second.next("welcome").plan_json
     again = second.next("order")
     assert (again.id, list(again.downloads)) == (opened.order.id, list(opened.order.downloads))
-
-
-def _hello(**said: Any) -> pb.DeviceMessage:
-    usual = {"protocol": 1, "software": "x", "profile_json": msgspec.json.encode(PROFILE)}
-    return pb.DeviceMessage(hello=pb.Hello(**(usual | said)))
-
-
-def _profile(**said: Any) -> pb.DeviceMessage:
-    return _hello(profile_json=msgspec.json.encode(msgspec.json.decode(msgspec.json.encode(PROFILE)) | said))
-
-
-GARBAGE: dict[str, tuple[str, pb.DeviceMessage]] = {
-    "nothing said": ("setting", pb.DeviceMessage()),
-    "no profile": ("setting", _hello(profile_json=b"")),
-    "wrong types": ("setting", _profile(samples="many")),
-    "unknown kind": ("setting", _profile(kind="smells")),
-    "negative samples": ("setting", _profile(samples=-1)),
-    "samples without end": ("setting", _profile(samples=1 << 63)),
-    "another kind": ("shape-mismatch", _profile(kind="images", shape=[8, 8, 1])),
-}
-
-
-@pytest.fixture(scope="module")
-def mallory(trio: Trio) -> Hand:
-    return Hand(trio.server.port, trio.server.join_token, "mallory")
-
-
-@pytest.mark.parametrize("case", GARBAGE)
-def test_a_bad_beginning_is_refused_by_name(trio, mallory, case):
-    expected, first = GARBAGE[case]
-    assert kind_of(Stream(mallory, first).end) == expected
-    assert trio.federation.client("mallory") == {} or trio.federation.client("mallory")["state"] == "disconnected"
 
 
 def test_after_all_that_the_mean_is_right_and_the_server_ends_well(opened, trio):
