@@ -1,9 +1,10 @@
-"""Fixtures: `play` runs a test over each implementation of the link; `committed` is a result to hand in."""
+"""Fixtures: `linked` and `play` are over each implementation of the link; `committed` is a result to hand in."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,35 @@ TENSORS = {"head.weight": torch.arange(10_000, dtype=torch.float32)}
 
 
 @pytest.fixture(params=["within the process", "over gRPC"])
-def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], Any]:
-    """Return a function that runs a scenario with a link and its server, and returns the scenario's result."""
+def linked(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[tuple[Link, Scripted]]]:
+    """Return a function that opens a link to a server, for a minute at most."""
     runs = itertools.count()
 
-    async def run(scenario: Scenario) -> Any:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[tuple[Link, Scripted]]:
         scripted = Scripted()
         async with aio.timeout(60):
             if request.param == "within the process":
-                return await scenario(LocalLink("kiel", scripted), scripted)
+                yield LocalLink("kiel", scripted), scripted
+                return
             server = OverGrpc(scripted, tmp_path / f"authority{next(runs)}")
             link = await server.start()
             try:
-                return await scenario(link, scripted)
+                yield link, scripted
             finally:
                 await link.close()
                 await server.stop()
+
+    return opened
+
+
+@pytest.fixture
+def play(linked: Callable[[], AbstractAsyncContextManager[tuple[Link, Scripted]]]) -> Callable[[Scenario], Any]:
+    """Return a function that runs a scenario with a link and its server, and returns the scenario's result."""
+
+    async def run(scenario: Scenario) -> Any:
+        async with linked() as pair:
+            return await scenario(*pair)
 
     return lambda scenario: aio.run(run(scenario))
 

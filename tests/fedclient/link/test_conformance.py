@@ -30,7 +30,7 @@ from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import DigestMismatch
 from attune.fedclient.link.port import Broken, Link
 from attune.fedclient.messages import Event, StreamOpened
-from tests.fedclient.link.server import CUT, Scripted
+from tests.fedclient.link.server import CUT
 
 PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5)
 HELLO = Hello("attune 0", msgspec.json.encode(PROFILE))
@@ -75,10 +75,9 @@ def frames(data: bytes) -> Any:
     return iter([data[at : at + 7000] for at in range(0, len(data), 7000)])
 
 
-def test_events_come_in_order_and_the_end_of_the_stream_is_a_break(play):
+async def test_events_come_in_order_and_the_end_of_the_stream_is_a_break(linked):
     said = [Welcome(b"plan"), Notice("welcome"), ORDER, Farewell("over")]
-
-    async def scenario(link: Link, server: Scripted) -> None:
+    async with linked() as (link, server):
         async with stream(link) as (heard, task):
             await until(lambda: server.streams)
             assert link.open.is_set()
@@ -91,25 +90,20 @@ def test_events_come_in_order_and_the_end_of_the_stream_is_a_break(play):
             await server.streams[0].closed.wait()
         assert server.hellos == [("kiel", HELLO)]
 
-    play(scenario)
-
 
 @pytest.mark.parametrize(
     ("ended", "raised"), [(Replaced("a newer stream"), Replaced), (Unreachable("gone"), Broken), (CUT, Broken)]
 )
-def test_a_stream_ends_with_what_the_server_named_or_breaks(play, ended, raised):
-    async def scenario(link: Link, server: Scripted) -> None:
-        async with stream(link) as (_, task):
-            await until(lambda: server.streams)
-            server.streams[0].unsent.put_nowait(ended)
-            with pytest.raises(raised, match=str(ended)):
-                await task
-
-    play(scenario)
+async def test_a_stream_ends_with_what_the_server_named_or_breaks(linked, ended, raised):
+    async with linked() as (link, server), stream(link) as (_, task):
+        await until(lambda: server.streams)
+        server.streams[0].unsent.put_nowait(ended)
+        with pytest.raises(raised, match=str(ended)):
+            await task
 
 
-def test_what_is_said_reaches_the_server_while_there_is_a_stream(play):
-    async def scenario(link: Link, server: Scripted) -> None:
+async def test_what_is_said_reaches_the_server_while_there_is_a_stream(linked):
+    async with linked() as (link, server):
         link.progress("before", 0.1)
         async with stream(link):
             link.progress("train-1-kiel", 0.25)
@@ -118,42 +112,34 @@ def test_what_is_said_reaches_the_server_while_there_is_a_stream(play):
         link.trouble("after", "late")
         assert server.said == [("train-1-kiel", 0.25), ("train-1-kiel", "too hot")]
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("offset", [0, 1, 49_999, 50_000])
-def test_a_blob_is_read_from_any_offset(play, offset):
-    async def scenario(link: Link, server: Scripted) -> bytes:
+async def test_a_blob_is_read_from_any_offset(linked, offset):
+    async with linked() as (link, server):
         got = bytearray()
         await link.read(server.offer(DATA), offset, got.extend)
-        return bytes(got)
-
-    assert play(scenario) == DATA[offset:]
+        assert bytes(got) == DATA[offset:]
 
 
-def test_a_download_that_breaks_keeps_what_came(play):
-    async def scenario(link: Link, server: Scripted) -> bytes:
+async def test_a_download_that_breaks_keeps_what_came(linked):
+    async with linked() as (link, server):
         got, digest = bytearray(), server.offer(DATA)
         server.downloads_fail = [20_000]
         with pytest.raises(Broken):
             await link.read(digest, 0, got.extend)
         assert DATA.startswith(got)
         await link.read(digest, len(got), got.extend)
-        return bytes(got)
-
-    assert play(scenario) == DATA
+        assert bytes(got) == DATA
 
 
-def test_what_was_not_offered_is_unknown(play):
-    async def scenario(link: Link, server: Scripted) -> None:
+async def test_what_was_not_offered_is_unknown(linked):
+    async with linked() as (link, _):
         with pytest.raises(UnknownBlob):
             await link.read("sha256:" + "0" * 64, 0, lambda frame: None)
 
-    play(scenario)
 
-
-def test_an_upload_that_breaks_goes_on_where_the_server_is(play):
-    async def scenario(link: Link, server: Scripted) -> None:
+async def test_an_upload_that_breaks_goes_on_where_the_server_is(linked):
+    async with linked() as (link, server):
         server.uploads_fail = [6_000]
         with pytest.raises(Broken):
             await link.upload(TARGET, frames(DATA))
@@ -163,24 +149,20 @@ def test_an_upload_that_breaks_goes_on_where_the_server_is(play):
         assert server.here[TARGET.digest] == DATA
         assert server.offsets == [0, 6_000]
 
-    play(scenario)
-
 
 @pytest.mark.parametrize(
     "kind", [OrderClosed, UploadTakenOver, Stalled, DiskFull, DigestMismatch, LimitExceeded], ids=lambda kind: kind.kind
 )
-def test_every_refusal_of_an_upload_has_its_own_name(play, kind: type[AttuneError]):
-    async def scenario(link: Link, server: Scripted) -> None:
+async def test_every_refusal_of_an_upload_has_its_own_name(linked, kind: type[AttuneError]):
+    async with linked() as (link, server):
         server.uploads_fail = [kind("no")]
         with pytest.raises(kind, match="no") as caught:
             await link.upload(TARGET, frames(DATA))
         assert caught.type is kind
 
-    play(scenario)
 
-
-def test_an_update_is_in_time_or_late_or_refused(play):
-    async def scenario(link: Link, server: Scripted) -> None:
+async def test_an_update_is_in_time_or_late_or_refused(linked):
+    async with linked() as (link, server):
         assert await link.submit(UPDATE)
         assert server.submits == [UPDATE]
         server.late = True
@@ -191,12 +173,10 @@ def test_an_update_is_in_time_or_late_or_refused(play):
         with pytest.raises(Broken):
             await link.submit(UPDATE)
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("what", ["read", "upload", "submit"])
-def test_a_cancelled_job_hears_of_its_cancellation_alone(play, what):
-    async def scenario(link: Link, server: Scripted) -> None:
+async def test_a_cancelled_job_hears_of_its_cancellation_alone(linked, what):
+    async with linked() as (link, server):
         digest, server.stuck = server.offer(DATA), asyncio.Event()
         calls = {
             "read": lambda: link.read(digest, 0, lambda frame: None),
@@ -209,12 +189,8 @@ def test_a_cancelled_job_hears_of_its_cancellation_alone(play, what):
         await asyncio.wait([job])
         assert job.cancelled()
 
-    play(scenario)
 
-
-def test_closing_the_link_needs_nobody_on_the_other_side(play):
-    async def scenario(link: Link, server: Scripted) -> None:
+async def test_closing_the_link_needs_nobody_on_the_other_side(linked):
+    async with linked() as (link, _):
         await link.close()
         assert not link.open.is_set()
-
-    play(scenario)

@@ -93,18 +93,16 @@ def test_a_full_disk_is_said_once_on_both_sides_and_ends_when_there_is_room(play
     assert server.said == [(ORDER, "no space on the server")]
 
 
-def test_a_download_goes_on_where_it_broke_and_starts_again_where_it_was_damaged(play, committed):
+async def test_a_download_goes_on_where_it_broke_and_starts_again_where_it_was_damaged(linked, committed):
     orders, _ = committed
     data = orders.blob(ORDER, "shared").read_bytes()
     expected: Manifest = manifest_of(TENSORS)
-
-    async def scenario(link: Link, server: Scripted):
+    async with linked() as (link, server):
         digest = server.offer(data)
         server.downloads_fail = [5_000, 1_000]
         async with stream(link):
-            return await fetch(link, BlobRef("shared", digest, len(data)), expected, [].append)
-
-    assert play(scenario)["head.weight"].equal(TENSORS["head.weight"])
+            came = await fetch(link, BlobRef("shared", digest, len(data)), expected, [].append)
+        assert came["head.weight"].equal(TENSORS["head.weight"])
 
 
 def downloaded(play, data: bytes, encoding: str):
@@ -148,12 +146,11 @@ def test_an_encoding_of_a_newer_server_is_refused(play):
         downloaded(play, save(TENSORS), "int4")
 
 
-def test_a_download_waits_for_a_restarted_server_to_know_the_order_again(play, committed):
+async def test_a_download_waits_for_a_restarted_server_to_know_the_order_again(linked, committed):
     orders, _ = committed
     data = orders.blob(ORDER, "shared").read_bytes()
     unknown = UnknownBlob("kiel was not offered this blob")
-
-    async def scenario(link: Link, server: Scripted):
+    async with linked() as (link, server):
         digest = server.offer(data)
         server.downloads_fail = [unknown, unknown]
         async with stream(link):
@@ -163,27 +160,21 @@ def test_a_download_waits_for_a_restarted_server_to_know_the_order_again(play, c
                 await fetch(link, BlobRef("shared", digest, len(data)), manifest_of(TENSORS), [].append)
             assert not server.downloads_fail
 
-    play(scenario)
 
-
-def test_a_job_that_is_cancelled_in_the_moment_its_upload_breaks_does_not_go_on(play, committed):
+async def test_a_job_that_is_cancelled_in_the_moment_its_upload_breaks_does_not_go_on(linked, committed):
     """Cut the connection, which breaks the upload and, through the control stream, cancels the job at the same time."""
     orders, result = committed
-
-    async def scenario(link: Link, server: Scripted):
-        async with stream(link):
-            server.stuck = asyncio.Event()
-            job = asyncio.create_task(send(link, orders, result, False, [].append))
-            await server.stuck.wait()
-            server.stuck = None
-            await link.close()  # this breaks all calls
-            job.cancel()
-            await asyncio.wait([job])
-            assert job.cancelled()
-            await asyncio.sleep(0.2)
-            assert server.offsets == [0]
-
-    play(scenario)
+    async with linked() as (link, server), stream(link):
+        server.stuck = asyncio.Event()
+        job = asyncio.create_task(send(link, orders, result, False, [].append))
+        await server.stuck.wait()
+        server.stuck = None
+        await link.close()  # this breaks all calls
+        job.cancel()
+        await asyncio.wait([job])
+        assert job.cancelled()
+        await asyncio.sleep(0.2)
+        assert server.offsets == [0]
 
 
 Committed = tuple[FolderOrders, OrderResult]
@@ -265,11 +256,11 @@ def test_an_upload_that_breaks_is_gone_on_with_before_the_update_follows(play, c
     assert len(server.submits) == 1
 
 
-def test_an_upload_whose_answer_is_lost_is_not_repeated_once_the_update_is_accepted(play, committed: Committed) -> None:
+async def test_an_upload_whose_answer_is_lost_is_not_repeated_once_the_update_is_accepted(linked, committed: Committed) -> None:
     """Lose every answer to an upload after that to the update. The server has put the bytes aside and knows no offset."""
     orders, result = committed
+    async with linked() as (link, server):
 
-    async def scenario(link: Link, server: Scripted):
         async def end(target: object, whole: bytearray) -> int:
             await until(lambda: server.submits)
             await asyncio.sleep(0.1)
@@ -279,44 +270,34 @@ def test_an_upload_whose_answer_is_lost_is_not_repeated_once_the_update_is_accep
         vars(server).update(end=end)
         async with stream(link):
             link.waits = True
-            return await send(link, orders, result, False, lambda line: None), server.offsets
-
-    assert play(scenario) == (Sent(ORDER, late=False), [0])
+            assert await send(link, orders, result, False, lambda line: None) == Sent(ORDER, late=False)
+            assert server.offsets == [0]
 
 
 def test_who_refused_what_is_known_while_both_are_under_way(play, committed: Committed) -> None:
     faults = [DigestMismatch("other bytes") for _ in range(ATTEMPTS)]
-
-    async def scenario(link: Link, server: Scripted):
-        vars(server).update(uploads_fail=faults, submit=lambda name, update: asyncio.Event().wait())
-        async with stream(link):
-            link.waits = True
-            return await send(link, *committed, False, lambda line: None)
-
-    assert play(scenario) == SendRefused(ORDER, "other bytes", known=False)
+    never = {"submit": lambda name, update: asyncio.Event().wait()}
+    came, *_ = hand_in(play, committed, {"waits": True}, uploads_fail=faults, **never)
+    assert came == SendRefused(ORDER, "other bytes", known=False)
     came, *_ = hand_in(play, committed, {"waits": True}, submits_fail=[UpdateRefused("norm")])
     assert came == SendRefused(ORDER, "norm", known=True)
 
 
-def test_a_blob_within_the_order_is_checked_as_one_that_is_downloaded(play, committed: Committed) -> None:
+async def test_a_blob_within_the_order_is_checked_as_one_that_is_downloaded(linked, committed: Committed) -> None:
     orders, result = committed
     [part] = result.parts
     data = orders.blob(ORDER, "shared").read_bytes()
-
-    async def scenario(link: Link, server: Scripted):
+    async with linked() as (link, _):
         found = await fetch(link, BlobRef("shared", part.digest, part.size, data=data), manifest_of(TENSORS), print)
         for wrong in (data[:-1] + b"!", data[:-1], data + b"!"):
             with pytest.raises(Exception, match="shared from the server"):
                 await fetch(link, BlobRef("shared", part.digest, part.size, data=wrong), manifest_of(TENSORS), print)
-        return found
-
-    assert play(scenario)["head.weight"].equal(TENSORS["head.weight"])
+        assert found["head.weight"].equal(TENSORS["head.weight"])
 
 
-def test_what_the_server_says_of_itself_counts_for_its_stream(play) -> None:
+async def test_what_the_server_says_of_itself_counts_for_its_stream(linked) -> None:
     """Use two servers behind one address, of which the second is older. Over the network, abilities are a part of Welcome."""
-
-    async def scenario(link: Link, server: Scripted) -> None:
+    async with linked() as (link, server):
         server.says = {"inline_bytes": 5_000, "waits": True}
         async with stream(link) as (_, task):
             await until(lambda: server.streams)
@@ -328,5 +309,3 @@ def test_what_the_server_says_of_itself_counts_for_its_stream(play) -> None:
         async with stream(link):
             await until(lambda: len(server.streams) == 2)
             assert (link.inline_bytes, link.waits) == (0, False)
-
-    play(scenario)
