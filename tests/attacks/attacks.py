@@ -30,6 +30,8 @@ from tests.attacks.table import answer_to, attack, attacks
 from tests.e2e.hand import CALL_S, PROFILE, Caller, Hand, Stream
 from tests.e2e.harness import until
 
+PARTS = ("", "..", "../shared", "/etc/x", "shared/../../x", "private", "attended", "shared\0")
+ORDERS = ("", "train", "train-1", "../../ca", "../train-1-eve", "train-x-eve", "train-1-ada", "train-²-eve", "x" * 5000)
 Tensors = dict[str, np.ndarray]
 OUTSIDE = "sha256:" + "0" * 64
 PROFILE_JSON = msgspec.json.encode(PROFILE)
@@ -108,9 +110,12 @@ def answering(victim: Victim, order_id: str) -> str:
     return answer_to(lambda: eve(victim).submit(order_id))
 
 
-def announcing(victim: Victim, target: tuple[str, str, int]) -> str:
-    """Return the server's answer to an upload of one byte of this part, digest and size."""
-    return answer_to(lambda: eve(victim).upload(order(victim), target[0], [b"x"], *target[1:]))
+def announcing(victim: Victim, said: dict[str, Any]) -> str:
+    """Return the server's answer to an upload of one byte that says this, and to a question where such an upload stands."""
+    target = pb.UploadTarget(**({"order_id": order(victim), "part": "shared", "digest": OUTSIDE, "size": 1} | said))
+    answer = answer_to(lambda: eve(victim).upload(target.order_id, target.part, [b"x"], target.digest, target.size))
+    assert answer_to(lambda: eve(victim).blobs.UploadOffset(target, timeout=CALL_S)) == answer
+    return answer
 
 
 def uploading(victim: Victim, frames: Callable[[bytes], list[bytes]]) -> str:
@@ -240,8 +245,7 @@ attacks(
 attacks(
     answering,
     {
-        "somebody else's order": ("update-refused", "train-1-ada"),
-        "an order that is a path": ("update-refused", "../../ca"),
+        **{f"the order {order_id[:20]!r}": ("update-refused", order_id) for order_id in ORDERS},
         "a message that is too large": ("RESOURCE_EXHAUSTED", "x" * (5 << 20)),
         "a kilobyte of quotes and newlines": ("update-refused", json.dumps('\n"' * 500)),
     },
@@ -260,9 +264,10 @@ def an_order_of_the_future(victim: Victim) -> str:
 attacks(
     announcing,
     {
-        "a blob larger than the model": ("limit-exceeded", ("shared", OUTSIDE, 1 << 62)),
-        "a digest that is a path": ("bad-digest", ("shared", "../../ca/ca.pem", 1)),
-        "an upload to a path": ("update-refused", ("shared/../../x", OUTSIDE, 1)),
+        "a blob larger than the model": ("limit-exceeded", {"size": 1 << 62}),
+        "a digest that is a path": ("bad-digest", {"digest": "../../ca/ca.pem"}),
+        **{f"an upload of the part {part!r}": ("update-refused", {"part": part}) for part in PARTS},
+        **{f"an upload for the order {order_id[:20]!r}": ("update-refused", {"order_id": order_id}) for order_id in ORDERS},
     },
 )
 attacks(
@@ -353,6 +358,11 @@ attacks(
         "a request of random bytes": ("request-refused", ("mallory", b"0" * 5000)),
     },
 )
+
+
+@attack("request-refused")
+def a_renewal_of_random_bytes(victim: Victim) -> str:
+    return answer_to(lambda: eve(victim).federation.Renew(pb.RenewRequest(csr_der=b"0" * 5000), timeout=CALL_S))
 
 
 @attack("request-refused")

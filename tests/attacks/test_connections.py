@@ -61,9 +61,7 @@ def goes_on(federation: Federation, server: Server) -> None:
 
 
 @linux
-def test_235_silent_connections_do_not_stop_a_server_of_256_descriptors(
-    narrow: tuple[Federation, Server],
-) -> None:
+def test_235_silent_connections_do_not_stop_a_server_of_256_descriptors(narrow: tuple[Federation, Server]) -> None:
     federation, server = narrow
     held = hold(server.port, 235)
     assert len(held) > 100

@@ -80,9 +80,7 @@ def check_damaged(store: type[HostileStore], cache: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [GOOD[:-1] + b"!", GOOD[:-1], GOOD + b"!", b"an object of another bucket"])
-def test_an_object_with_other_bytes_is_damaged_and_no_copy_stays(
-    store: type[HostileStore], tmp_path: Path, body: bytes
-) -> None:
+def test_an_object_with_other_bytes_is_damaged_and_no_copy_stays(store: type[HostileStore], tmp_path, body: bytes) -> None:
     store.body = body
     check_damaged(store, tmp_path / "cache")
 

@@ -119,9 +119,7 @@ class OfAnotherAuthority(Renews):
 
 
 @pytest.mark.parametrize(("kind", "said"), [(AsMallory, "in the name of mallory"), (OfAnotherAuthority, "did not sign")])
-def test_a_renewed_certificate_that_is_wrong_is_not_kept(
-    make: Make, kind: type[FakeServer], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renewed_certificate_that_is_wrong_is_not_kept(make: Make, kind: type[FakeServer], said: str, monkeypatch) -> None:
     bench = make(kind)
     bench.run_until(lambda: bool(bench.server.seen.submits))
     before = Credential.load(bench.folder / "home" / "identity").certificate_pem

@@ -53,9 +53,7 @@ async def test_a_hung_event_loop_does_not_beat(heard: Callable[[], list[str]]) -
 
 
 @pytest.mark.parametrize("variable", ["WATCHDOG_USEC", "WATCHDOG_PID"])
-async def test_a_process_that_is_not_watched_does_not_beat(
-    heard: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+async def test_a_process_that_is_not_watched_does_not_beat(heard: Callable[[], list[str]], monkeypatch, variable: str) -> None:
     monkeypatch.setenv(variable, "1" if variable == "WATCHDOG_PID" else "")
     async with supervised(lambda: "x"):
         await asyncio.sleep(0.3)

@@ -56,9 +56,7 @@ def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(
     assert {client["name"]: client["accuracy"] for client in simulated.status["clients"]} == served
 
 
-def test_blends_with_the_closed_form_are_the_same_over_the_network(
-    shards: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blends_with_the_closed_form_are_the_same_over_the_network(shards: dict[str, Path], tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     settings = {"method": {"name": "fedper"}, "round": {"rounds": 2}, "train": {"local_epochs": 1}, "model": {"name": "dnn"}}
     network = host(tmp_path, shards, settings, baseline="alone")
@@ -70,9 +68,7 @@ def test_blends_with_the_closed_form_are_the_same_over_the_network(
         assert info.files == read_info(saved / name).files and info.weights["closed-form"] > 0
 
 
-def test_an_early_end_is_the_same_over_the_network_and_simulated(
-    shards: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_end_is_the_same_over_the_network_and_simulated(shards: dict[str, Path], tmp_path, monkeypatch) -> None:
     """The rate is too large, so that held-out samples do not become likelier from round to round."""
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     settings = {

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attune.fedclient.model.artifact import read_info
+from attune.fedclient.options import Baseline
 from attune.fedserver.home import ServerHome
 from tests.e2e.harness import Federation, digit_shards
 from tests.e2e.test_repeat_and_kill import Outcome, flags
@@ -23,35 +24,44 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return digit_shards(tmp_path_factory.mktemp("shards"), 3, 24, 12)
 
 
+BLENDED = ("method.name=fedavg", "model.name=mlr", "round.rounds=2")
+BASELINES: dict[tuple[str, ...], Baseline] = {SETTINGS: "none", BLENDED: "alone"}
+
+
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory, shards: list[Path]) -> Outcome:
-    return Outcome.simulated(tmp_path_factory.mktemp("simulated"), shards, SETTINGS)
+def simulated(tmp_path_factory: pytest.TempPathFactory, shards: list[Path]) -> dict[tuple[str, ...], Outcome]:
+    """Return the outcome by settings."""
+    folder = tmp_path_factory.mktemp("simulated")
+    return {of: Outcome.simulated(folder / kept, shards, of, kept) for of, kept in BASELINES.items()}
 
 
 @pytest.mark.parametrize(
-    ("server_fault", "device_fault"),
+    ("settings", "server_fault", "device_fault"),
     [
-        ("server:1:update-accepted=kill", "*:1:trained=kill"),
-        ("server:1:aggregated=kill", "*:1:order-committed=kill"),
-        ("server:2:aggregated=kill", "*:2:order-fetched=kill"),
-        ("server:2:settled=kill", "*:2:uploaded=kill"),
-        ("server:2:evaluation-committed=kill", "*:2:compared=kill"),
+        (SETTINGS, "1:update-accepted", "1:trained"),
+        (SETTINGS, "1:aggregated", "1:order-committed"),
+        (SETTINGS, "2:aggregated", "2:order-fetched"),
+        (SETTINGS, "2:settled", "2:uploaded"),
+        (SETTINGS, "2:evaluation-committed", "2:compared"),
+        (BLENDED, "1:update-accepted", "1:trained"),
+        (BLENDED, "1:aggregated", "1:uploaded"),
+        (BLENDED, "2:evaluation-committed", "2:compared"),
     ],
 )
-def test_a_kill_of_either_side_changes_no_bit(
-    server_fault: str, device_fault: str, simulated: Outcome, shards: list[Path], federation_at, tmp_path: Path
-) -> None:
+def test_a_kill_of_either_side_changes_no_bit(settings, server_fault, device_fault, simulated, shards, federation_at) -> None:
+    """Use the closed form as a method, and in the blends of another method."""
     federation: Federation = federation_at("killed")
-    server = federation.server("--min-clients", "3", *flags(SETTINGS), fault=server_fault)
+    told = (*TOLD, "--baseline", BASELINES[settings])
+    server = federation.server("--min-clients", "3", *flags(settings), fault=f"server:{server_fault}=kill")
     killed, *others = (
-        federation.device(shard, *TOLD, fault=device_fault if not place else "") for place, shard in enumerate(shards)
+        federation.device(shard, *told, fault="" if place else f"*:{device_fault}=kill") for place, shard in enumerate(shards)
     )
     assert killed.code() == -signal.SIGKILL, killed.text
-    killed = federation.device(shards[0], *TOLD)
+    killed = federation.device(shards[0], *told)
     assert server.code() == -signal.SIGKILL, server.text
     federation.server()
     assert [process.code() for process in (killed, *others)] == [0, 0, 0], killed.text
-    assert Outcome.of(federation, shards) == simulated
+    assert Outcome.of(federation, shards) == simulated[settings]
 
 
 def test_a_device_whose_owner_does_not_allow_sums_hands_in_none(shards: list[Path], federation_at) -> None:
@@ -79,39 +89,6 @@ def test_after_forget_nothing_of_the_device_is_left(shards: list[Path], federati
     never = Outcome.simulated(tmp_path / "never", rest, SETTINGS)
     assert Outcome.of(federation, rest).models == never.models
     assert federation.client(gone.name)["state"] == "revoked"
-
-
-BLENDED = ("method.name=fedavg", "model.name=mlr", "round.rounds=2")
-
-
-@pytest.fixture(scope="module")
-def blended(tmp_path_factory: pytest.TempPathFactory, shards: list[Path]) -> Outcome:
-    return Outcome.simulated(tmp_path_factory.mktemp("blended"), shards, BLENDED, "alone")
-
-
-@pytest.mark.parametrize(
-    ("server_fault", "device_fault"),
-    [
-        ("server:1:update-accepted=kill", "*:1:trained=kill"),
-        ("server:1:aggregated=kill", "*:1:uploaded=kill"),
-        ("server:2:evaluation-committed=kill", "*:2:compared=kill"),
-    ],
-)
-def test_a_kill_changes_no_bit_of_the_closed_form_in_other_blends(
-    server_fault: str, device_fault: str, blended: Outcome, shards: list[Path], federation_at
-) -> None:
-    federation: Federation = federation_at("blended")
-    told = (*TOLD, "--baseline", "alone")
-    server = federation.server("--min-clients", "3", *flags(BLENDED), fault=server_fault)
-    killed, *others = (
-        federation.device(shard, *told, fault=device_fault if not place else "") for place, shard in enumerate(shards)
-    )
-    assert killed.code() == -signal.SIGKILL, killed.text
-    killed = federation.device(shards[0], *told)
-    assert server.code() == -signal.SIGKILL, server.text
-    federation.server()
-    assert [process.code() for process in (killed, *others)] == [0, 0, 0], killed.text
-    assert Outcome.of(federation, shards) == blended
 
 
 def test_a_device_that_hands_in_no_sums_is_served_those_of_the_others(shards: list[Path], federation_at) -> None:
@@ -143,53 +120,42 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 MASKED_BLENDS = (*BLENDED, *MASKED[-2:])
 
 
-@pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory, five: list[Path]) -> dict[tuple[str, ...], Outcome]:
-    """Return the outcome by settings."""
-    kinds = {MASKED: "none", MASKED_BLENDS: "alone"}
-    return {of: Outcome.simulated(tmp_path_factory.mktemp("masked"), five, of, baseline) for of, baseline in kinds.items()}
+@pytest.fixture(scope="module", params=[(MASKED, "none"), (MASKED_BLENDS, "alone")], ids=["analytic", "blends"])
+def masked(request, tmp_path_factory: pytest.TempPathFactory, five: list[Path]) -> tuple[list[str], tuple[str, ...], Outcome]:
+    """Return the server's settings, the devices' flags, and the outcome of a simulation."""
+    settings, baseline = request.param
+    outcome = Outcome.simulated(tmp_path_factory.mktemp("masked"), five, settings, baseline)
+    return flags(settings), (*STATISTICS, "--baseline", baseline), outcome
 
 
 EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")
 
 
-@pytest.mark.parametrize("settings", [MASKED, MASKED_BLENDS], ids=["analytic", "blends"])
-def test_a_server_that_is_killed_at_each_step_of_the_sum_changes_no_bit(
-    settings: tuple[str, ...], masked: dict[tuple[str, ...], Outcome], five: list[Path], federation_at
-) -> None:
-    told = (*STATISTICS, "--baseline", "none" if settings == MASKED else "alone")
+def test_a_server_that_is_killed_at_each_step_of_the_sum_changes_no_bit(masked, five: list[Path], federation_at) -> None:
+    settings, told, expected = masked
     federation: Federation = federation_at("server")
     steps = [*(f"1:secure-{exchange}" for exchange in EXCHANGES), "1:aggregated", "1:settled", "2:secure-masked", "2:settled"]
-    server = federation.server("--min-clients", "5", *flags(settings), fault=f"server:{steps[0]}=kill")
+    server = federation.server("--min-clients", "5", *settings, fault=f"server:{steps[0]}=kill")
     devices = [federation.device(shard, *told) for shard in five]
     for step in (*steps[1:], ""):
         assert server.code() == -signal.SIGKILL, server.text
         server = federation.server(fault=f"server:{step}=kill") if step else federation.server("--exit-when-done")
     assert [process.code() for process in (*devices, server)] == [0] * 6, server.text
-    assert Outcome.of(federation, five) == masked[settings]
+    assert Outcome.of(federation, five) == expected
 
 
-@pytest.mark.parametrize("settings", [MASKED, MASKED_BLENDS], ids=["analytic", "blends"])
-def test_a_device_that_is_killed_at_each_step_of_the_sum_changes_no_bit(
-    settings: tuple[str, ...], masked: dict[tuple[str, ...], Outcome], five: list[Path], federation_at
-) -> None:
-    told = (*STATISTICS, "--baseline", "none" if settings == MASKED else "alone")
+def test_a_device_that_is_killed_at_each_step_of_the_sum_changes_no_bit(masked, five: list[Path], federation_at) -> None:
+    settings, told, expected = masked
     federation: Federation = federation_at("device")
-    server = federation.server("--min-clients", "5", *flags(settings), "--exit-when-done")
+    server = federation.server("--min-clients", "5", *settings, "--exit-when-done")
     others = [federation.device(shard, *told) for shard in five[1:]]
-    steps = [
-        "1:order-committed",
-        *(f"1:secure-{exchange}" for exchange in EXCHANGES),
-        "2:trained",
-        "2:secure-masked",
-        "2:compared",
-    ]
-    for step in steps:
+    sums = (f"1:secure-{exchange}" for exchange in EXCHANGES)
+    for step in ("1:order-committed", *sums, "2:trained", "2:secure-masked", "2:compared"):
         killed = federation.device(five[0], *told, fault=f"*:{step}=kill")
         assert killed.code() == -signal.SIGKILL, killed.text
     last = federation.device(five[0], *told)
     assert [process.code() for process in (*others, last, server)] == [0] * 6, server.text
-    assert Outcome.of(federation, five) == masked[settings]
+    assert Outcome.of(federation, five) == expected
     assert "in a sum" not in last.text
 
 

@@ -110,28 +110,9 @@ def test_a_refused_device_may_correct_itself_while_the_round_is_open(opened):
 # --- what is said about it
 
 
-BIG = (1 << 64) - 1
-LIES: dict[str, dict[str, Any]] = {
-    "accuracy below 0": {"accuracy_after": -0.1},
-    "accuracy that is no number": {"accuracy_before": float("nan")},
-    "test samples without end": {"test_samples": BIG},
-    "bytes without end": {"bytes_down": BIG},
-    "seconds that are no number": {"seconds": float("nan")},
-    "negative seconds": {"seconds": -1.0},
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_numbers_that_cannot_be_are_refused(opened, lie):
-    ref = opened.eve.send(opened.order.id, "shared", opened.good)
-    kind, message = refusal(lambda: opened.eve.submit(opened.order.id, [ref], **LIES[lie]))
-    assert (kind, "eve" in message) == ("update-refused", True)
-    assert message[:100] in opened.note()
-
-
 def test_the_size_that_is_said_is_not_believed(opened):
     ref = opened.eve.send(opened.order.id, "shared", opened.good)
-    ref.size = BIG
+    ref.size = (1 << 64) - 1
     assert opened.eve.submit(opened.order.id, [ref]).status == ACCEPTED
     opened.close()
     row = next(r for r in opened.trio.federation.metrics() if (r["client"], int(r["round"])) == ("eve", opened.trio.closed))
@@ -144,14 +125,6 @@ def test_a_blob_that_was_never_uploaded_is_unknown_and_can_still_come(opened):
     assert kind_of(lambda: opened.eve.submit(opened.order.id, [ref])) == "unknown-blob"
     opened.eve.send(opened.order.id, "shared", opened.good)
     assert opened.eve.submit(opened.order.id, [ref]).status == ACCEPTED
-
-
-@pytest.mark.parametrize(
-    "order_id", ["", "train", "train-1", "../train-1-eve", "train-x-eve", "train-1-ada", "train-²-eve", "x" * 5000]
-)
-def test_orders_that_never_were_are_refused(opened, order_id):
-    assert kind_of(lambda: opened.eve.submit(order_id)) == "update-refused"
-    assert kind_of(lambda: opened.eve.upload(order_id, "shared", [b"x"], OUTSIDE, 1)) == "update-refused"
 
 
 def test_sending_again_is_accepted_again_and_counts_once(opened):
@@ -207,13 +180,6 @@ def test_bytes_that_are_not_those_announced_are_thrown_away(opened):
     assert kind_of(lambda: eve.upload(opened.order.id, "shared", [other], digest_of(data), len(data))) == "digest-mismatch"
     assert eve.blobs.UploadOffset(_target(opened), timeout=CALL_S).offset == 0
     assert eve.send(opened.order.id, "shared", opened.good).digest == digest_of(data)
-
-
-@pytest.mark.parametrize("part", ["", "..", "../shared", "/etc/x", "shared/../../x", "private", "attended", "shared\0"])
-def test_parts_that_lead_elsewhere_are_refused(opened, part):
-    eve = opened.eve
-    assert kind_of(lambda: eve.upload(opened.order.id, part, [b"x"], OUTSIDE, 1)) == "update-refused"
-    assert kind_of(lambda: eve.blobs.UploadOffset(_target(opened, part=part), timeout=CALL_S)) == "update-refused"
 
 
 @pytest.mark.parametrize("digest", ["", "../../ca/ca.pem", "A" * 64, "0" * 63, "0" * 65, "0" * 63 + "/", "0" * 64 + "\n"])

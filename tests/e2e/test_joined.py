@@ -13,9 +13,7 @@ from tests.e2e.harness import FederationAt, tabular_shard
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "1", "--rounds", "1")
 
 
-def test_doctor_before_and_after_join_leaves_no_refusal_and_then_knows_the_device(
-    federation_at: FederationAt,
-) -> None:
+def test_doctor_before_and_after_join_leaves_no_refusal_and_then_knows_the_device(federation_at: FederationAt) -> None:
     federation = federation_at("joined")
     server = federation.server(*FLAGS)
     address = f"localhost:{server.port}"
@@ -47,9 +45,7 @@ def test_a_server_says_that_it_ends_because_all_is_done(federation_at: Federatio
     assert server.text.rstrip().endswith("stopping: all rounds are closed, and the devices have left (--exit-when-done)")
 
 
-def test_a_server_that_starts_again_at_the_end_waits_for_devices_that_do_not_know_it(
-    federation_at: FederationAt,
-) -> None:
+def test_a_server_that_starts_again_at_the_end_waits_for_devices_that_do_not_know_it(federation_at: FederationAt) -> None:
     """Before, the server left at once, and the devices tried to reach it for ever."""
     federation = federation_at("again")
     shards = [tabular_shard(federation.folder / name, seed) for seed, name in enumerate(("ada", "bob"))]
@@ -65,9 +61,7 @@ def test_a_server_that_starts_again_at_the_end_waits_for_devices_that_do_not_kno
     assert "waiting up to 30 s for devices that left before they knew the end: ada, bob" in server.text
 
 
-def test_a_server_whose_model_needs_a_missing_package_ends_at_once_and_names_it(
-    federation_at: FederationAt,
-) -> None:
+def test_a_server_whose_model_needs_a_missing_package_ends_at_once_and_names_it(federation_at: FederationAt) -> None:
     """Before, it said "(trying again)" and waited: only the call of the factory imports the package."""
     federation = federation_at("late")
     (federation.folder / "late_model.py").write_text("def make(spec):\n    import no_such_package\n")

@@ -26,9 +26,7 @@ def events(federation: Federation, *flags: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in shown.splitlines()]
 
 
-def test_a_paused_federation_ends_its_round_and_resumes_after_a_restart(
-    federation_at: FederationAt,
-) -> None:
+def test_a_paused_federation_ends_its_round_and_resumes_after_a_restart(federation_at: FederationAt) -> None:
     federation = federation_at("paused")
     server = federation.server(*FLAGS)
     hands = {name: Hand(server.port, server.join_token, name) for name in ("ada", "bob")}
@@ -57,9 +55,7 @@ def test_a_paused_federation_ends_its_round_and_resumes_after_a_restart(
     ]  # fmt: skip
 
 
-def test_the_audit_log_tells_who_came_who_was_refused_and_what_changed_and_by_whom(
-    federation_at: FederationAt,
-) -> None:
+def test_the_audit_log_tells_who_came_who_was_refused_and_what_changed_and_by_whom(federation_at: FederationAt) -> None:
     federation = federation_at("audited")
     server = federation.server(*FLAGS)
     ada = Hand(server.port, server.join_token, "ada")
@@ -109,9 +105,7 @@ def test_a_server_killed_in_the_middle_of_a_line_starts_again_and_its_log_is_who
     assert msgspec.json.decode(log.read_bytes().splitlines()[-1])["event"] == "enrolled"
 
 
-def test_what_the_commands_do_can_be_done_over_the_network(
-    federation_at: FederationAt,
-) -> None:
+def test_what_the_commands_do_can_be_done_over_the_network(federation_at: FederationAt) -> None:
     federation = federation_at("remote")
     server = federation.server(*FLAGS)
     root = (federation.home / "ca" / "ca.pem").read_bytes()

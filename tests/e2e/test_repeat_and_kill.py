@@ -21,6 +21,7 @@ FEDMCSA = (
     OFF,
     *("method.name=fedmcsa", "model.name=mlr", "round.rounds=3", "round.train=all", "round.clients=2", "train.local_steps=4"),
 )
+FEDAVG = (OFF, "method.name=fedavg", "model.name=mlr")
 TOLD = ("--disclose", "statistics")  # as all devices of a simulation do
 BY_THE_CLOCK = ("seconds", "bytes_down")  # metrics that kills change: a killed device downloads again
 
@@ -131,11 +132,8 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
     assert Outcome.of(federation, three_shards) == fedtp
     # Accepted updates were not requested again: each round is logged once.
     for process in devices.values():
-        assert [line.split("  ")[0] for line in process.text.splitlines() if line.startswith("round")] == [
-            "round 1",
-            "round 2",
-            "round 3",
-        ]
+        rounds = [line.split("  ")[0] for line in process.text.splitlines() if line.startswith("round")]
+        assert rounds == ["round 1", "round 2", "round 3"]
     assert "enrolled" not in devices[three.name].text
     assert server.stop() == 0
 
@@ -163,15 +161,7 @@ def test_kill_around_an_early_end_changes_neither_the_last_round_nor_a_bit(feder
 
     The server is killed when the evaluation that ends the federation is committed, and when it has decided and not committed.
     """
-    settings = (
-        OFF,
-        "method.name=fedavg",
-        "model.name=mlr",
-        "round.rounds=30",
-        "round.patience=5",
-        "train.lr=4",
-        "train.local_epochs=10",
-    )
+    settings = (*FEDAVG, "round.rounds=30", "round.patience=5", "train.lr=4", "train.local_epochs=10")
     simulated = Outcome.simulated(tmp_path / "simulated", three_shards, settings)
     last = max(int(row["round"]) for row in simulated.metrics)
     assert last < 30
@@ -193,14 +183,8 @@ def test_kill_around_an_early_end_changes_neither_the_last_round_nor_a_bit(feder
 
 def test_kill_of_a_device_that_has_fitted_ordinary_models_changes_no_model(federation_at, three_shards, tmp_path):
     """Fitted models are in the home before the device answers. It is killed when they are there, and fits none again."""
-    settings = (OFF, "method.name=fedavg", "model.name=mlr", "round.rounds=2", "train.local_epochs=1")
-    result = attune.simulate(
-        {shard.name: shard for shard in three_shards},
-        settings=load_settings(None, settings, {}),
-        baseline="alone",
-        progress=False,
-    )
-    wanted = result.save(tmp_path / "simulated") / "models"
+    settings = (*FEDAVG, "round.rounds=2", "train.local_epochs=1")
+    Outcome.simulated(tmp_path, three_shards, settings, "alone")
     federation = federation_at("fitted")
     alone = (*TOLD, "--baseline", "alone")
     federation.server("--min-clients", "3", *flags(settings))
@@ -216,8 +200,6 @@ def test_kill_of_a_device_that_has_fitted_ordinary_models_changes_no_model(feder
     assert [process.code() for process in processes] == [0, 0, 0], [process.text for process in processes]
     assert {path: path.stat().st_mtime_ns for path in fitted} == fitted
     for shard in three_shards:
-        info = read_info(federation.model(shard))
-        assert (
-            info.files == read_info(wanted / shard.name).files
-            and {"forest.safetensors", "logistic.safetensors"} & info.files.keys()
-        )
+        files = read_info(federation.model(shard)).files
+        assert files == read_info(tmp_path / "models" / shard.name).files
+        assert {"forest.safetensors", "logistic.safetensors"} & files.keys()

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from attune.common.identity.credential import Credential, csr_der, new_key
-from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
-from attune.common.wire.digest import digest_of
 from attune.fedserver.identity.authority import Authority
-from tests.e2e.hand import CALL_S, Caller, Hand, kind_of, refusal
+from tests.e2e.hand import CALL_S, Caller, Hand, kind_of
 from tests.e2e.harness import FederationAt
 
 FEDTP = ("--model", "transformer", "--min-clients", "2", "--rounds", "3", "--set", "model.width=8", "--set", "model.depth=1")
@@ -46,28 +44,6 @@ def test_a_certificate_that_was_signed_but_never_issued_is_refused(running):
     assert kind_of(lambda: submit(Caller(running.port, running.ca, Credential(key, pem)))) == "forbidden"
 
 
-# --- tokens
-
-
-def test_a_name_belongs_to_its_key(running):
-    kind, message = refusal(lambda: Hand(running.port, running.server.join_token, "ada"))
-    assert (kind, "--name" in message) == ("name-taken", True)
-
-
-@pytest.mark.parametrize("name", ["", "../ada", "a" * 65, "-rf", "a/b", "ada\n"])
-def test_impossible_names_and_requests_are_refused(running, name):
-    assert kind_of(lambda: Hand(running.port, running.server.join_token, name)) == "setting"
-
-
-@pytest.mark.parametrize("request_der", [b"", b"nonsense", b"0" * 5000])
-def test_damaged_certificate_requests_are_refused(running, request_der):
-    token = JoinToken.parse(running.server.join_token)
-    holder = Caller(running.port, token.trust_anchor_pem(), token.bootstrap())
-    request = pb.EnrolRequest(name="eve", csr_der=request_der)
-    assert kind_of(lambda: holder.federation.Enrol(request, timeout=CALL_S)) == "request-refused"
-    assert kind_of(lambda: running.ada.federation.Renew(pb.RenewRequest(csr_der=request_der))) == "request-refused"
-
-
 # --- orders and blobs of other devices
 
 
@@ -78,18 +54,6 @@ def test_each_device_gets_its_own_weights_and_never_another_s(running):
     assert len(ada.download(hers["generated"].digest)) == hers["generated"].size
     assert kind_of(lambda: bob.download(hers["generated"].digest)) == "unknown-blob"
     assert kind_of(lambda: ada.download(his["generated"].digest, offset=8)) == "unknown-blob"
-
-
-def test_an_answer_to_another_device_s_order_is_refused(running):
-    ada, order = running.ada, running.orders[1].id
-    assert kind_of(lambda: ada.submit(order)) == "update-refused"
-    assert kind_of(lambda: ada.upload(order, "shared", [b"x"], digest_of(b"x"), 1)) == "update-refused"
-    target = pb.UploadTarget(order_id=order, part="shared", digest="0" * 64, size=1)
-    assert kind_of(lambda: ada.blobs.UploadOffset(target, timeout=CALL_S)) == "update-refused"
-    assert running.federation.client("bob")["state"] == "working"
-
-
-# --- operators
 
 
 # --- renewal and revocation (last, because they change who is admitted)

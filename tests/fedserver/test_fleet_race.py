@@ -252,9 +252,7 @@ def test_a_race_can_be_given_up_before_its_candidate_has_closed_a_round(tmp_path
 
 
 @pytest.mark.parametrize("write", ["begin_run", "set_race", "set_commitments", "end_cleanup"])
-def test_a_new_run_after_a_race_is_begun_or_not_wherever_it_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
-) -> None:
+def test_a_new_run_after_a_race_is_begun_or_not_wherever_it_is_killed(tmp_path, monkeypatch, write: str) -> None:
     legs = [RunLeg(name, until, {"a": -1.0}) for until in (1, 2, 3) for name in (ALONE, "fedavg")]
     racing = RacingHome(tmp_path, Record(round=3, phase=Phase.DONE))
     racing.do(lambda storage: storage.ledger.set_race(msgspec.structs.replace(RACE, legs=tuple(legs))))

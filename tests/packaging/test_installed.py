@@ -86,9 +86,7 @@ def test_two_builds_at_other_times_and_places_have_the_same_bytes(tmp_path: Path
 
 
 @pytest.fixture(scope="module")
-def installed(
-    wheel: Path, clean_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Installation]:
+def installed(wheel: Path, clean_environment: dict[str, str], tmp_path_factory) -> Iterator[Installation]:
     """Install the wheel in a new environment, with the dependencies of the running one.
 
     The running environment's own `attune` is not visible: it is found through a .pth file, and Python reads .pth files only in

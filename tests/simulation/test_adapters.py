@@ -202,9 +202,7 @@ def test_an_onnx_file_has_its_body(clouds: dict[str, Path], tmp_path: Path) -> N
     assert portable.export(model, tmp_path / "out.onnx") <= portable.TOLERANCE
 
 
-def test_without_its_body_a_finished_model_says_so(
-    clouds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_body_a_finished_model_says_so(clouds: dict[str, Path], tmp_path, monkeypatch) -> None:
     saved = federation(clouds, "fedavg", LAYERED).save(tmp_path / "saved") / "models" / "site-0"
     other = adapted.table_body(ModelSpec(LAYERED, "tabular", (6,), 3))
     files.write_tensors(tmp_path / "other.safetensors", other.state_dict())

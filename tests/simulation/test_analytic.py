@@ -126,9 +126,7 @@ def test_what_a_device_keeps_is_an_independent_calculation_from_all_samples(digi
     check_kept(result, tmp_path, digits, lambda x: model.features(x, torch.float64).numpy())
 
 
-def test_the_outputs_of_a_frozen_body_are_features_on_the_network_too(
-    digits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_outputs_of_a_frozen_body_are_features_on_the_network_too(digits: dict[str, Path], tmp_path, monkeypatch):
     """Features are the body's outputs with their length divided away, and a constant one. Nothing is dropped."""
     settings = {"method": {"name": "analytic"}, "model": {"name": ON_BODY}}
     result = attune.simulate(digits, settings=settings, keep="personalized", progress=False)

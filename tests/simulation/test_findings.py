@@ -110,9 +110,7 @@ def test_words_for_what_is_not_known_are_said_among_categories(tmp_path: Path) -
     assert "values of sex may mean that it is not known: unbekannt" in said and "usual,unbekannt" in said
 
 
-def test_classes_that_occur_at_one_site_alone_are_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_classes_that_occur_at_one_site_alone_are_said_once(tmp_path, caplog, capsys) -> None:
     for site, words in (("kiel", ("sick", "well")), ("ulm", ("acute", "calm"))):
         rows = [f"{40 + n % 30},{words[n % 2]}" for n in range(80)]
         (tmp_path / f"{site}.csv").write_text("age,ill\n" + "\n".join(rows) + "\n")

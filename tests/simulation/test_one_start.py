@@ -54,9 +54,7 @@ def check(sums: Sums) -> None:
             assert all(one == other or not one & other for other in cohorts)
 
 
-def test_a_start_that_does_not_change_gives_one_sum_and_locks_nobody(
-    monkeypatch: pytest.MonkeyPatch, sums: Sums, tmp_path: Path
-) -> None:
+def test_a_start_that_does_not_change_gives_one_sum_and_locks_nobody(monkeypatch, sums: Sums, tmp_path) -> None:
     monkeypatch.setattr(Mean, "apply", stands_still)
     attune.simulate(DEVICES, "fedavg", rounds=6, settings=DRAWN, home=tmp_path)
     check(sums)
@@ -77,9 +75,7 @@ def fails_until(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     monkeypatch.setattr(SecureSum, "on_cohort", spoiled)
 
 
-def test_rounds_that_fail_after_their_sum_go_on_from_other_starts(
-    monkeypatch: pytest.MonkeyPatch, sums: Sums, tmp_path: Path
-) -> None:
+def test_rounds_that_fail_after_their_sum_go_on_from_other_starts(monkeypatch, sums: Sums, tmp_path) -> None:
     fails_until(monkeypatch, 2)
     attune.simulate(DEVICES, "fedavg", rounds=4, settings=DRAWN, home=tmp_path)
     check(sums)
@@ -91,9 +87,7 @@ class Interrupted(Exception):
     """The end of a server whose home is lost."""
 
 
-def test_after_a_restore_no_start_gives_another_sum_and_the_next_rounds_go_on(
-    monkeypatch: pytest.MonkeyPatch, sums: Sums, tmp_path: Path
-) -> None:
+def test_after_a_restore_no_start_gives_another_sum_and_the_next_rounds_go_on(monkeypatch, sums: Sums, tmp_path) -> None:
     server, backup, on_cohort = tmp_path / "server", tmp_path / "backup", SecureSum.on_cohort
 
     def watched(self: SecureSum, cohort: Cohort, context: RoundContext) -> Cohort:
@@ -163,9 +157,7 @@ def test_a_later_run_under_same_cohort_hears_from_devices_which_cohort_is_theirs
     assert record.setback.startswith("round 1: "), "only the first round is lost"
 
 
-def test_a_run_under_same_cohort_goes_on_without_a_majority_of_it(
-    monkeypatch: pytest.MonkeyPatch, sums: Sums, tmp_path: Path
-) -> None:
+def test_a_run_under_same_cohort_goes_on_without_a_majority_of_it(monkeypatch, sums: Sums, tmp_path) -> None:
     settings, on_cohort = DRAWN | {"privacy.same_cohort": True, "round.min_clients": 5}, SecureSum.on_cohort
 
     def interrupted(self: SecureSum, cohort: Cohort, context: RoundContext) -> Cohort:

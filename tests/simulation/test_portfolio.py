@@ -138,9 +138,7 @@ def artifact_of(result: Any, name: str) -> tuple[Any, Any]:
     return model.info, {member: each.tensors for member, each in model.members.items()}
 
 
-def test_a_network_federation_ends_with_the_same_models(
-    clouds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_federation_ends_with_the_same_models(clouds: dict[str, Path], tmp_path, monkeypatch) -> None:
     settings = {"seed": 3, "round": {"rounds": 2}, "train": {"local_epochs": 1}, "method": {"name": "fedavg"}}
     simulated = attune.simulate(clouds, settings=settings, baseline="alone", progress=False)
     files = {name: read_info(simulated.save(tmp_path / "s") / "models" / name).files for name in clouds}

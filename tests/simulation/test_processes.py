@@ -72,9 +72,7 @@ def check_bits(case: str, request: pytest.FixtureRequest, tmp_path: Path, execut
 
 
 @pytest.mark.parametrize(("home", "deaths"), [(False, (4, 11)), (True, (9,))])
-def test_what_a_process_that_died_was_doing_is_done_again(
-    home: bool, deaths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_process_that_died_was_doing_is_done_again(home: bool, deaths: tuple[int, ...], tmp_path, monkeypatch) -> None:
     settings = QUICK | {"round.clients": 2, "round.evaluate_every": 1}
     killed: list[int] = []
 
@@ -156,9 +154,7 @@ def test_the_program_of_such_a_process_starts(monkeypatch: pytest.MonkeyPatch) -
     os.kill(started.pid, signal.SIGKILL)
 
 
-def test_a_fleet_over_the_network_has_the_same_bits_too(
-    clouds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fleet_over_the_network_has_the_same_bits_too(clouds: dict[str, Path], tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     settings = merge(SMALL, {"method": {"name": "fedper"}, "round": {"clients": 2}})
     one = attune.simulate(clouds, settings=settings)

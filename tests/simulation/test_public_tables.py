@@ -67,9 +67,7 @@ def test_of_a_class_the_listed_values_are_used(rows: Any, tmp_path: Path) -> Non
     assert shard.declared_classes == ["well", "ill"] and shard.task == "classes"
 
 
-def test_a_recipe_on_a_table_runs_and_the_closed_form_has_a_model_of_its_own(
-    rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_on_a_table_runs_and_the_closed_form_has_a_model_of_its_own(rows: Any, tmp_path, monkeypatch) -> None:
     recipe = replace(get("star"), public=TABLE, rounds=3, seeds=(0,))
     for row in run(recipe, None, tmp_path, lambda text: None):
         assert row.devices == 2 and row.mse is not None and row.mean > (row.constant or 0), row

@@ -36,9 +36,7 @@ def digits() -> Dataset:
     return source
 
 
-def test_of_a_large_data_set_a_random_part_is_used_and_of_a_small_one_everything(
-    digits: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_large_data_set_a_random_part_is_used_and_of_a_small_one_everything(digits: Dataset, monkeypatch) -> None:
     assert catalogue._small(digits, 0) is digits
     monkeypatch.setattr(catalogue, "FASHION_SAMPLES", 40)
     part = catalogue._small(digits, 0)
@@ -226,9 +224,7 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
     assert len(again) == len(whole) and set(map(untimed, again)) == set(map(untimed, whole))
 
 
-def test_no_clock_chooses_the_executor_because_rounding_would_change_the_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_clock_chooses_the_executor_because_rounding_would_change_the_rows(tmp_path, monkeypatch) -> None:
     executors = []
 
     def recorded(*words: Any, executor: str, **options: Any) -> SimulationResult:

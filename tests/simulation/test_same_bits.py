@@ -54,9 +54,7 @@ class Simulated:
 
 
 @pytest.fixture(scope="module")
-def simulated(
-    clouds: dict[str, Path], digits: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Simulated]:
+def simulated(clouds: dict[str, Path], digits: dict[str, Path], tmp_path_factory) -> Callable[[str], Simulated]:
     """Return a function that simulates a case once."""
 
     @cache

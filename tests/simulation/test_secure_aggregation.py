@@ -54,9 +54,7 @@ def simulated(home: Path, settings: dict[str, Any], method: str = "fedavg", roun
         ("fedavg", {"round.clients": 5}),
     ],
 )
-def test_a_round_gives_the_plain_values_to_1e_5_of_the_clipping_bound(
-    tmp_path: Path, method: str, settings: dict[str, Any]
-) -> None:
+def test_a_round_gives_the_plain_values_to_1e_5_of_the_clipping_bound(tmp_path, method: str, settings: dict[str, Any]) -> None:
     simulated(tmp_path / "plain", PLAIN | settings, method)
     shown = simulated(tmp_path / "secure", SECURE | settings, method).status["privacy"]
     assert (shown["mode"], shown["epsilon"]) == ("secure aggregation", None) and "sums of at least 5" in shown["visible"]
@@ -102,9 +100,7 @@ def test_the_server_has_no_single_update_and_no_single_loss(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("clip", "clipped"), [(1e-4, 6), (100.0, 0)])
-def test_status_record_and_log_say_how_many_devices_clipped_their_update(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, clip: float, clipped: int
-) -> None:
+def test_status_record_and_log_say_how_many_devices_clipped_their_update(tmp_path, caplog, clip: float, clipped: int) -> None:
     with caplog.at_level("INFO", "fedserver"):
         status = simulated(tmp_path, SECURE | {"privacy.secure_clip": clip}, rounds=2).status
     shown = status["privacy"]["clipping"]

@@ -56,9 +56,7 @@ def test_a_bar_counts_orders_and_estimates_the_time_left(monkeypatch: pytest.Mon
     assert seen.getvalue().split()[-4:] == ["4/10", "0:00:08", "left", "0:00:12"], "six of two seconds are left"
 
 
-def test_a_simulation_draws_the_bar_to_its_end_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_simulation_draws_the_bar_to_its_end_on_a_terminal(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     attune.simulate(CLOUDS, "fedavg", rounds=2, settings=QUICK | {"round.evaluate_every": 1}, progress=True)
     assert "12/12" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -237,9 +236,7 @@ def test_choosing_a_model_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_module_in_this_folder_that_cannot_be_imported_is_named_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_in_this_folder_that_cannot_be_imported_is_named_with_the_remedy(tmp_path, monkeypatch) -> None:
     (tmp_path / "in_this_folder.py").write_text("def make(spec): ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])

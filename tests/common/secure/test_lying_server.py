@@ -121,9 +121,7 @@ def test_a_device_whose_clock_went_back_before_the_certificates_takes_no_part(mo
     refused_by_all(cohort, lambda message: message, "certificate of .* is valid from .* on, but it is .* here: set")
 
 
-def test_a_clock_that_went_back_revives_no_certificate_that_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_clock_that_went_back_revives_no_certificate_that_is_over(monkeypatch) -> None:
     cohort = Cohort().until("shares")
     older, newer = the_authority().credential("gus", days=-1), the_authority().credential("hal", since=-0.5)
     entries = (sign("gus", cohort, older), sign("hal", cohort, newer, bytes(31) + b"\3", bytes(31) + b"\4"))

@@ -144,9 +144,7 @@ def test_a_blob_takes_its_name_when_it_is_durable(tmp_path: Path, log: list[tupl
     assert log[1:] == [("sync", str(whole_upload))]
 
 
-def test_an_update_enters_an_inbox_on_a_file_system_without_links(
-    tmp_path: Path, log: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_enters_an_inbox_on_a_file_system_without_links(tmp_path, log: list[tuple[str, str]], monkeypatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 

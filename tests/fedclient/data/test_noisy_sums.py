@@ -126,9 +126,7 @@ def expected(row: Row) -> npt.NDArray[np.float64]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(*map(st.sampled_from, CELLS)), min_size=1, max_size=6), st.integers(1, 3))
-def test_no_group_moves_the_sums_by_more_than_the_norm(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], groups: int
-) -> None:
+def test_no_group_moves_the_sums_by_more_than_the_norm(tmp_path_factory, rows: list[Row], groups: int) -> None:
     folder, layout = tmp_path_factory.getbasetemp(), replaced("group")
     rest: list[Row] = [(*FLAT[:5], "rest"), (*SPREAD[:5], "rest")]
     named: list[Row] = [(*row[:5], f"g{at % groups}") for at, row in enumerate(rows)]

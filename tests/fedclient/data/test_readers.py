@@ -122,9 +122,7 @@ def test_a_query_that_fails_says_why(tmp_path: Path, query: str, head: str, word
         ("sqlite:////no/such/folder/patients.db?password=s3cret", "no such file"),
     ],
 )
-def test_errors_hide_the_password_alone(
-    tmp_path: Path, address: str, says: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_hide_the_password_alone(tmp_path, address: str, says: str, caplog, monkeypatch) -> None:
     pytest.importorskip("psycopg")
     monkeypatch.chdir(tmp_path)
     path = database(tmp_path, "SELECT age FROM nowhere")

@@ -88,9 +88,7 @@ def whole_course(learner: Callable[[], Learner]) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("number", [2, 3])
-def test_a_death_at_each_step_gives_the_same_bits(
-    made: Callable[[str], Learner], tmp_path: Path, step: str, number: int
-) -> None:
+def test_a_death_at_each_step_gives_the_same_bits(made: Callable[[str], Learner], tmp_path, step: str, number: int) -> None:
     undisturbed = made("whole")
     whole_course(lambda: undisturbed)
     faults.arm(f"kiel:{number}:{step}=raise-EIO")

@@ -145,17 +145,13 @@ def test_certificates_of_earlier_holders_of_a_name_stay_revoked(tmp_path: Path) 
     ("closed", "said"),
     [(3, "the run is over after 3 rounds; start the server once more"), (0, "the race of methods is given up")],
 )
-def test_the_end_of_a_run_and_of_a_race_are_told_apart(
-    closed: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_run_and_of_a_race_are_told_apart(closed: int, said: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(runs, "stop", lambda *_: closed)
     done = CliRunner().invoke(cli, ["run", "stop", "--home", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0 and done.output.startswith(said)
 
 
-def test_the_command_prints_the_address_of_a_running_page_and_serves_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_prints_the_address_of_a_running_page_and_serves_none(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(pages, "running_page", lambda _: "https://here:1/")
     monkeypatch.setattr(pages, "show", None)
     done = CliRunner().invoke(cli, ["dashboard", "--home", str(tmp_path)], catch_exceptions=False)

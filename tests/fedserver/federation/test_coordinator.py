@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -195,9 +194,7 @@ def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return go_on
 
 
-async def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after_it(world: World, monkeypatch) -> None:
     """Let a restarted server accept connections first: slow steps, such as torch's import, run beside the handshakes."""
     async with running(world) as server:
         await first_orders(server)
@@ -240,9 +237,7 @@ async def test_calls_about_orders_wait_until_the_orders_are_out_again(monkeypatc
     assert await asyncio.gather(*early) == ["answered"] * len(early)
 
 
-async def test_a_round_closes_although_the_one_who_reported_last_has_gone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_round_closes_although_the_one_who_reported_last_has_gone(world: World, monkeypatch) -> None:
     async with running(world) as server:
         first, second = await first_orders(server)
         go_on = held_up(server, monkeypatch)
@@ -255,9 +250,7 @@ async def test_a_round_closes_although_the_one_who_reported_last_has_gone(
         await server.closed(1)
 
 
-async def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(world: World, monkeypatch) -> None:
     async with running(world) as server:
         orders = await first_orders(server)
         go_on = held_up(server, monkeypatch)
@@ -272,9 +265,7 @@ async def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welco
         assert (await next_order(again)).round == 2
 
 
-async def test_devices_that_come_back_at_once_get_their_orders_in_one_step(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_devices_that_come_back_at_once_get_their_orders_in_one_step(world: World, monkeypatch) -> None:
     """Expect one step for the cohort, because served values are made for all of it; a step each would take quadratic time."""
     opened: list[tuple[str, ...]] = []
 
@@ -294,9 +285,7 @@ async def test_devices_that_come_back_at_once_get_their_orders_in_one_step(
 
 @pytest.mark.parametrize("error", [LedgerBusy("locked"), DiskFull("no room"), OSError(24, "Too many open files")])
 @pytest.mark.parametrize("step", ["lab.aggregate", "ledger.commit_round", "ledger.put_record"])
-async def test_what_can_pass_is_tried_again_and_said(
-    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception, step: str
-) -> None:
+async def test_what_can_pass_is_tried_again_and_said(world: World, monkeypatch, error: Exception, step: str) -> None:
     monkeypatch.setattr(steps, "FIRST_DELAY_S", 0.01)
     said: list[str] = []
 
@@ -322,9 +311,7 @@ async def test_what_can_pass_is_tried_again_and_said(
         assert any(str(error) in line for line in said), said
 
 
-async def test_a_ledger_that_is_lost_while_devices_come_and_answer_is_waited_for(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_ledger_that_is_lost_while_devices_come_and_answer_is_waited_for(world: World, monkeypatch) -> None:
     """Before, reading who is known failed the whole federation, which then needed a restart."""
     monkeypatch.setattr(steps, "FIRST_DELAY_S", 0.01)
 
@@ -348,9 +335,7 @@ async def test_a_ledger_that_is_lost_while_devices_come_and_answer_is_waited_for
 
 
 @pytest.mark.parametrize("step", ["lab.aggregate", "ledger.put_record"])
-async def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(
-    world: World, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+async def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(world: World, monkeypatch, step: str) -> None:
     """The updates are accepted, because a late answer would delete them from the inbox."""
     async with running(world) as server:
         orders = await first_orders(server)
@@ -376,9 +361,7 @@ async def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(
         assert [order.round for order in await first_orders(server)] == [2, 2]
 
 
-async def test_damage_found_in_mid_run_ends_the_server_and_a_restored_file_continues(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_damage_found_in_mid_run_ends_the_server_and_a_restored_file_continues(world: World, monkeypatch) -> None:
     """Damage a slot that no round has touched for long: it is read for the first time when its device is served."""
     async with running(world) as server:
         orders = await first_orders(server)
@@ -459,9 +442,7 @@ async def test_the_start_says_as_how_many_devices_liars_count(
 
 
 @pytest.mark.parametrize(("second", "alike"), [("one", True), ("two", False)])
-async def test_the_status_and_the_log_name_a_fleet_of_one_token(
-    world: World, caplog: pytest.LogCaptureFixture, second: str, alike: bool
-) -> None:
+async def test_the_status_and_the_log_name_a_fleet_of_one_token(world: World, caplog, second: str, alike: bool) -> None:
     async with running(world, SETTINGS | {"round": SETTINGS["round"] | {"min_clients": 3}}, "") as server:
         for name, token in (("x", "one"), ("y", "one"), ("z", second)):
             if await server.ledger.token(token) is None:
@@ -474,9 +455,7 @@ async def test_the_status_and_the_log_name_a_fleet_of_one_token(
         assert (text in caplog.text, text in render_status(shown), bool(shown["one_token"])) == (alike, alike, alike)
 
 
-async def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(world: World, monkeypatch) -> None:
     async with running(world, {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "quorum": 1}}) as server:
         first, second = await first_orders(server)
         go_on = held_up(server, monkeypatch)
@@ -540,9 +519,7 @@ async def hand_in(server: Server, order: OrderId) -> bool:
     return await server.coordinator.updates.report(order)
 
 
-async def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(world: World, monkeypatch) -> None:
     async with running(world, FEDAVG) as server:
         orders, coordinator = await first_orders(server), server.coordinator
         go_on = held_up(server, monkeypatch)
@@ -554,9 +531,7 @@ async def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(
         assert coordinator.state.inbox.holds(orders[1]), "a damaged state is made again of it"
 
 
-async def test_a_device_that_was_revoked_before_a_kill_does_not_count_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_device_that_was_revoked_before_a_kill_does_not_count_after_it(tmp_path, monkeypatch) -> None:
     world = world_on_disk(tmp_path)
 
     async with running(world, FEDAVG) as server:
@@ -571,9 +546,7 @@ async def test_a_device_that_was_revoked_before_a_kill_does_not_count_after_it(
         assert not server.state.inbox.holds(OrderId("train", 1, "b"))
 
 
-async def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_more(tmp_path, monkeypatch) -> None:
     """Kill the server between the last update and the commit, and flip a bit of an update. The state has the same bits."""
 
     def on_disk(name: str) -> World:
@@ -611,9 +584,7 @@ async def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_on
     assert found[0] == found[1]
 
 
-async def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: World, monkeypatch) -> None:
     async with running(world) as server:
         told: asyncio.Queue[tuple[bool, list[str]]] = asyncio.Queue()
 

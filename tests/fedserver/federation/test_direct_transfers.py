@@ -183,9 +183,7 @@ async def test_a_store_that_fails_while_it_is_read_is_read_again(scene: Scene) -
 
 
 @pytest.mark.parametrize("end", ["closed", "revoked"])
-async def test_what_is_begun_is_given_up_with_the_order_or_the_device(
-    scene: Scene, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_begun_is_given_up_with_the_order_or_the_device(scene: Scene, end: str, monkeypatch) -> None:
     monkeypatch.setattr(direct_transfers, "LOOK_S", 0.01)
     watching = asyncio.create_task(scene.direct.watch())
     await scene.ask()

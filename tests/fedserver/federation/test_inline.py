@@ -120,9 +120,7 @@ async def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
     assert repr(arrivals) == "PendingUploads([])"
 
 
-async def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes_nothing(world: World, monkeypatch) -> None:
     """Send again what the server has already, as a device does after a restart; its update may arrive earlier."""
     async with running(world, FEDAVG) as server:
         updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)
@@ -139,9 +137,7 @@ async def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes
         await updates.complete("a", target, *sinks)
 
 
-async def test_an_upload_of_other_bytes_while_an_update_is_taken_in_is_no_damage(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_upload_of_other_bytes_while_an_update_is_taken_in_is_no_damage(world: World, monkeypatch) -> None:
     async with running(world, FEDAVG) as server:
         updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)
         data, lab = order.downloads[0].data, server.state.lab

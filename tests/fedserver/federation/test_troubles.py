@@ -20,9 +20,7 @@ from attune.fedserver.rpc import auth
 from attune.fedserver.stores.disk import DiskStorage
 
 
-def test_a_watch_that_fails_is_started_again_and_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_watch_that_fails_is_started_again_and_said(monkeypatch, caplog) -> None:
     monkeypatch.setattr(steps, "FIRST_DELAY_S", 0.0)
     troubles, begun = Troubles(), list[int]()
 
@@ -96,9 +94,7 @@ async def test_a_store_s_failure_in_a_device_s_call_is_cleared_by_no_other_call(
 
 
 @pytest.mark.parametrize(("error", "store"), LOST)
-def test_a_trouble_has_the_name_of_the_store_and_not_of_the_step_that_met_it(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, store: str
-) -> None:
+def test_a_trouble_has_the_name_of_the_store_and_not_of_the_step_that_met_it(monkeypatch, error: Exception, store: str) -> None:
     if not can_pass(error):
         pytest.skip("a step that meets it fails")
     monkeypatch.setattr(steps, "FIRST_DELAY_S", 0.0)

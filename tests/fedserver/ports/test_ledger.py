@@ -499,9 +499,7 @@ def read_only(path: Path) -> None:
         (read_only, "SQLITE_READONLY", False),
     ],
 )
-def test_errors_that_pass_are_told_by_their_words(
-    tmp_path: Path, fault: Callable[[Path], None], code: str, passing: bool
-) -> None:
+def test_errors_that_pass_are_told_by_their_words(tmp_path, fault: Callable[[Path], None], code: str, passing: bool) -> None:
     with pytest.raises(sqlite3.OperationalError) as caught:
         fault(tmp_path / "db")
     assert passes(caught.value) is passing, caught.value

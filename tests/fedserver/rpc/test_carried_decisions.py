@@ -144,9 +144,7 @@ async def test_a_certificate_is_issued_to_its_end_when_the_device_vanishes(call:
     ("error", "written"),
     [(UpdateRefused("it is not finite"), False), (Damaged("a file is damaged"), True), (ValueError("a defect"), True)],
 )
-async def test_a_refusal_that_nobody_waits_for_is_not_written(
-    caplog: pytest.LogCaptureFixture, error: Exception, written: bool
-) -> None:
+async def test_a_refusal_that_nobody_waits_for_is_not_written(caplog, error: Exception, written: bool) -> None:
     """Hang up before the refusal: else a peer could fill the log with tracebacks."""
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
