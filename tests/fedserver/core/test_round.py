@@ -60,10 +60,12 @@ class Transcript:
     def quorum(self) -> int:
         return quorum_of(self.rules.settings, self.record)
 
-    def play(self, event: Event, unix: float = 0.0) -> list[Effect]:
-        self.events.append((event, unix))
-        taken = step(self.rules, self.state, event, unix)
-        self.state = taken.state
+    def play(self, *events: Event, unix: float = 0.0) -> list[Effect]:
+        """Return the effects of the last event."""
+        for event in events:
+            self.events.append((event, unix))
+            taken = step(self.rules, self.state, event, unix)
+            self.state = taken.state
         return list(taken.effects)
 
     def next_wake(self, now: float) -> float | None:
@@ -95,8 +97,7 @@ def round_of(
 def begun(names: str = "ab", **said: Any) -> Transcript:
     """Return a round as `round_of` does, after these devices have connected."""
     m = round_of(**said)
-    for name in names:
-        m.play(Connected(name, 0))
+    m.play(*(Connected(name, 0) for name in names))
     return m
 
 
@@ -132,8 +133,7 @@ def test_a_pause_lets_the_open_round_end_and_opens_no_other_across_a_restart() -
     assert m.play(Aggregated(5)) == []
     assert (m.record.phase, m.record.round, m.record.paused) == (Phase.WAITING, 1, True)
     again = m.restarted()
-    again.play(Resumed(0))
-    again.play(Connected("a", 0))
+    again.play(Resumed(0), Connected("a", 0))
     assert again.play(Connected("b", 0)) == []
     assert again.play(Tick(1000)) == []
     assert again.play(Paused(False, 1001)) == [Open("train", 2, ("a", "b"))]
@@ -174,8 +174,7 @@ def test_the_deadline_closes_a_round_that_has_its_quorum() -> None:
 
 def test_without_a_quorum_the_deadline_orders_again_and_takes_newcomers_in() -> None:
     m = begun(quorum=2)
-    m.play(Reported("a", 1, 1))
-    m.play(Connected("c", 3))
+    m.play(Reported("a", 1, 1), Connected("c", 3))
     assert m.record.devices == ("a", "b")
     assert m.play(Tick(100)) == [Open("train", 1, ("b", "c"))]
     assert m.state.deadline == 200
@@ -202,8 +201,7 @@ def test_a_dead_device_holds_a_round_no_longer_than_its_grace() -> None:
 
 def test_a_device_that_returns_within_its_grace_gets_its_order_again() -> None:
     m = begun(quorum=1)
-    m.play(Disconnected("b", 5))
-    m.play(Reported("a", 1, 6))
+    m.play(Disconnected("b", 5), Reported("a", 1, 6))
     assert m.play(Connected("b", 14)) == [Open("train", 1, ("b",))]
     assert m.play(Tick(15)) == []
     assert m.play(Reported("b", 1, 16))[-1] == Aggregate(1, ("a", "b"))
@@ -228,9 +226,7 @@ def test_sampling_is_seeded_and_over_selection_takes_the_first_answers() -> None
 
 def test_train_all_orders_everyone_and_aggregates_the_cohort_only() -> None:
     m = round_of(min_clients=4, clients=2, train="all")
-    for name in "abcd":
-        effects = m.play(Connected(name, 0))
-    assert effects == [Open("train", 1, ("a", "b", "c", "d"))]
+    assert m.play(*(Connected(name, 0) for name in "abcd")) == [Open("train", 1, ("a", "b", "c", "d"))]
     assert len(m.record.cohort) == 2
     for name in "abc":
         assert len(m.play(Reported(name, 1, 1))) == 1
@@ -239,8 +235,7 @@ def test_train_all_orders_everyone_and_aggregates_the_cohort_only() -> None:
 
 def test_too_few_devices_wait_and_never_fail() -> None:
     m = round_of(rounds=1)
-    m.play(Connected("a", 0))
-    m.play(Disconnected("a", 1))
+    m.play(Connected("a", 0), Disconnected("a", 1))
     for now in (1e3, 1e6):
         assert m.play(Tick(now)) == []
     assert m.record.phase is Phase.WAITING
@@ -263,8 +258,7 @@ def test_after_a_restart_in_aggregating_the_same_updates_are_aggregated() -> Non
 
 def test_a_failure_is_tried_again_after_a_restart() -> None:
     m = begun()
-    m.play(Reported("a", 1, 1))
-    m.play(Reported("b", 1, 1))
+    m.play(Reported("a", 1, 1), Reported("b", 1, 1))
     assert m.play(StepFailed("disk full")) == []
     assert (m.record.phase, m.record.reason) == (Phase.FAILED, "disk full")
     again = round_of(m.record.revive(), {"a", "b"})
@@ -290,9 +284,7 @@ def test_a_device_that_has_lost_its_state_is_served_once_more_after_the_end() ->
 
 def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
     m = begun(rounds=1, quorum=1)
-    m.play(Reported("a", 1, 1))
-    m.play(Disconnected("b", 2))
-    m.play(Tick(12))
+    m.play(Reported("a", 1, 1), Disconnected("b", 2), Tick(12))
     assert m.play(Aggregated(13)) == [Open("evaluate", 1, ("a",))]
     assert m.play(Evaluated("a", 1, 14)) == [Acknowledge("a", accepted=True), FinishDevices(("a",))]
 
@@ -303,8 +295,7 @@ def orders_of(m: Transcript) -> list[tuple[str, int]]:
     while m.record.phase is not Phase.DONE:
         work, number = m.record.open_orders
         opened.append((work, number))
-        m.play(Reported("a", number, 1, work))
-        m.play(Reported("b", number, 1, work))
+        m.play(Reported("a", number, 1, work), Reported("b", number, 1, work))
         if m.record.phase is Phase.AGGREGATING:
             m.play(Aggregated(2))
     return opened
@@ -360,9 +351,7 @@ def test_newcomers_get_their_rounds_and_an_evaluation_before_the_run_ends_again(
         FinishDevices(("x", "y")),
         Open("train", 6, ("z",)),
     ]
-    m.play(Reported("z", 6, 12))
-    m.play(Aggregated(13))
-    m.play(Reported("z", 7, 14))
+    m.play(Reported("z", 6, 12), Aggregated(13), Reported("z", 7, 14))
     assert m.play(Aggregated(15)) == [Open("evaluate", 7, ("z",))]
     assert m.play(Evaluated("z", 7, 16)) == [Acknowledge("z", accepted=True), FinishDevices(("z",))]
     assert (m.record.phase, m.record.round, m.record.adapting) == (Phase.DONE, 7, {})
@@ -373,9 +362,7 @@ def test_old_clients_are_not_disturbed_by_newcomers() -> None:
     m.play(Connected("x", 0, newcomer=True))
     assert m.play(Connected("a", 1)) == [FinishDevices(("a",))], "it has evaluated the end"
     assert m.play(Connected("c", 2)) == [], "it has not, and evaluates with the newcomers"
-    m.play(Reported("x", 3, 3))
-    m.play(Aggregated(4))
-    m.play(Reported("x", 4, 5))
+    m.play(Reported("x", 3, 3), Aggregated(4), Reported("x", 4, 5))
     assert m.play(Aggregated(6)) == [Open("evaluate", 4, ("c", "x"))]
     assert m.play(Connected("b", 7)) == [FinishDevices(("b",))]
     m.play(Evaluated("x", 4, 8))
@@ -387,8 +374,7 @@ def test_where_everybodys_state_moves_who_comes_back_evaluates_it() -> None:
     m = done(common=True)
     m.play(Connected("x", 0, newcomer=True))
     for number in (3, 4):
-        m.play(Reported("x", number, 1))
-        m.play(Aggregated(2))
+        m.play(Reported("x", number, 1), Aggregated(2))
     m.play(Evaluated("x", 4, 3))
     assert m.record.phase is Phase.DONE
     assert m.play(Connected("a", 4)) == [Open("evaluate", 4, ("a",))]
@@ -398,9 +384,7 @@ def test_where_everybodys_state_moves_who_comes_back_evaluates_it() -> None:
 
 def test_newcomers_that_go_away_hold_nobody_up() -> None:
     m = done()
-    m.play(Connected("x", 0, newcomer=True))
-    m.play(Connected("c", 1))
-    m.play(Disconnected("x", 5))
+    m.play(Connected("x", 0, newcomer=True), Connected("c", 1), Disconnected("x", 5))
     assert m.next_wake(6) == 15
     assert m.play(Tick(15)) == [Open("evaluate", 2, ("c",))]
     assert m.play(Evaluated("c", 2, 16)) == [Acknowledge("c", accepted=True), FinishDevices(("c",))]
@@ -417,9 +401,7 @@ def test_a_newcomer_that_can_train_nothing_is_not_asked_for_ever() -> None:
 
 def test_one_newcomer_of_two_is_enough_and_the_other_is_counted_as_served() -> None:
     m = done()
-    m.play(Connected("x", 0, newcomer=True))
-    m.play(Connected("y", 0, newcomer=True))
-    m.play(Reported("x", 3, 1))
+    m.play(Connected("x", 0, newcomer=True), Connected("y", 0, newcomer=True), Reported("x", 3, 1))
     assert m.play(Aggregated(2)) == [Open("train", 4, ("x", "y"))]
     m.play(Reported("x", 4, 3))
     assert m.play(Tick(102)) == [Aggregate(4, ("x",))]
@@ -429,9 +411,7 @@ def test_one_newcomer_of_two_is_enough_and_the_other_is_counted_as_served() -> N
 
 def test_after_a_restart_an_adaptation_goes_on_where_it_was() -> None:
     m = done()
-    m.play(Connected("x", 0, newcomer=True))
-    m.play(Connected("y", 0, newcomer=True))
-    m.play(Reported("x", 3, 1))
+    m.play(Connected("x", 0, newcomer=True), Connected("y", 0, newcomer=True), Reported("x", 3, 1))
     again = m.restarted({"x"})
     assert again.play(Resumed(50)) == [Aggregate(3, ("x",))]
     assert again.play(Aggregated(51)) == [Open("train", 4, ())], "nobody is back yet, and x has its grace"
@@ -445,21 +425,18 @@ def test_after_a_restart_an_adaptation_goes_on_where_it_was() -> None:
 
 def test_who_never_contributed_is_a_newcomer_when_the_rounds_are_over() -> None:
     m = round_of(rounds=1, min_clients=3, clients=1, quorum=1, adapt_rounds=1)
-    for name in "abc":
-        m.play(Connected(name, 0, newcomer=True))
+    m.play(*(Connected(name, 0, newcomer=True) for name in "abc"))
     [sampled] = m.record.cohort
     others = tuple(sorted({"a", "b", "c"} - {sampled}))
     m.play(Reported(sampled, 1, 1))
     assert m.play(Aggregated(2)) == [Open("evaluate", 1, ("a", "b", "c"))]
-    m.play(Evaluated("a", 1, 3))
-    m.play(Evaluated("b", 1, 3))
+    m.play(Evaluated("a", 1, 3), Evaluated("b", 1, 3))
     assert m.play(Evaluated("c", 1, 3))[1:] == [FinishDevices((sampled,)), Open("train", 2, others)]
 
 
 def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
     m = round_of(Record(phase=Phase.EVALUATING, round=2, devices=("a",)))
-    m.play(Resumed(0))
-    m.play(Connected("a", 0))
+    m.play(Resumed(0), Connected("a", 0))
     assert m.play(Connected("z", 1)) == []
     assert m.play(Evaluated("a", 2, 2))[1:] == [FinishDevices(("a",)), Open("evaluate", 2, ("z",))]
     assert m.play(Evaluated("z", 2, 3)) == [Acknowledge("z", accepted=True), FinishDevices(("z",))]
@@ -471,8 +448,7 @@ def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
 def test_an_update_that_is_sent_again_after_a_failure_is_answered_accepted() -> None:
     """Expect this, because the inbox has the update; a late answer would delete it."""
     m = begun()
-    m.play(Reported("a", 1, 1))
-    m.play(StepFailed("disk full"))
+    m.play(Reported("a", 1, 1), StepFailed("disk full"))
     assert m.play(Reported("a", 1, 2)) == [Acknowledge("a", accepted=True)]
     assert m.play(Reported("b", 1, 3)) == [Acknowledge("b", accepted=True)], "it is in the inbox, and counts after the restart"
     assert m.play(Reported("c", 1, 3)) == [Acknowledge("c", accepted=False)]
@@ -481,8 +457,7 @@ def test_an_update_that_is_sent_again_after_a_failure_is_answered_accepted() -> 
 
 def test_an_update_sent_again_during_or_after_aggregation_is_accepted() -> None:
     m = begun(quorum=1)
-    m.play(Excused("b", 1))
-    m.play(Reported("a", 1, 1))
+    m.play(Excused("b", 1), Reported("a", 1, 1))
     for event in (Tick(2), StepFailed("no memory")):
         m.play(event)
         assert m.play(Reported("a", 1, 2)) == [Acknowledge("a", accepted=True)]
@@ -495,8 +470,7 @@ def test_an_update_sent_again_during_or_after_aggregation_is_accepted() -> None:
 
 def test_an_update_of_the_last_round_is_no_evaluation_of_it() -> None:
     m = begun(rounds=1)
-    for event in (Reported("a", 1, 1), Reported("b", 1, 1), Aggregated(2)):
-        m.play(event)
+    m.play(Reported("a", 1, 1), Reported("b", 1, 1), Aggregated(2))
     assert m.record.phase is Phase.EVALUATING
     assert m.play(Reported("a", 1, 3)) == [Acknowledge("a", accepted=True)]
     assert m.state.awaited == {"a", "b"}
@@ -504,8 +478,7 @@ def test_an_update_of_the_last_round_is_no_evaluation_of_it() -> None:
 
 def test_a_second_failure_leaves_the_step_to_try_again_as_it_is() -> None:
     m = begun()
-    m.play(StepFailed("disk full"))
-    m.play(StepFailed("disk still full"))
+    m.play(StepFailed("disk full"), StepFailed("disk still full"))
     assert (m.record.reason, m.record.revive().phase) == ("disk still full", Phase.TRAINING)
     assert m.play(Resumed(5)) == [Open("train", 1, ("a", "b"))]
     assert m.record.phase is Phase.TRAINING
@@ -516,8 +489,7 @@ def test_a_step_leaves_the_state_before_it_as_it_was() -> None:
     m = begun()
     m.play(Reported("a", 1, 1))
     before, kept = m.state, msgspec.json.encode(m.record)
-    m.play(Reported("b", 1, 2))
-    m.play(Aggregated(3))
+    m.play(Reported("b", 1, 2), Aggregated(3))
     assert (before.reported, msgspec.json.encode(before.record)) == ({"a"}, kept)
     assert step(m.rules, before, Reported("b", 1, 2)).effects == (Acknowledge("b", accepted=True), Aggregate(1, ("a", "b")))
 
@@ -528,8 +500,7 @@ def test_a_step_leaves_the_state_before_it_as_it_was() -> None:
 def test_a_clock_set_back_by_an_hour_moves_no_deadline() -> None:
     """Set the time of day from 3,600 s back to 0 while a training hangs; it is only shown."""
     m = round_of(quorum=1, deadline_s=600)
-    m.play(Connected("a", 50), unix=3600)
-    m.play(Connected("b", 50), unix=3600)
+    m.play(Connected("a", 50), Connected("b", 50), unix=3600)
     m.play(Reported("a", 1, 99), unix=3649)
     assert m.record.opened_at == 3600
     m.play(Tick(100), unix=50)
@@ -559,8 +530,7 @@ def rounds_in(m: Transcript, answering: str, until: float) -> list[float]:
     while now < until and m.record.phase is Phase.TRAINING:
         opened = now
         now += 1
-        for name in answering:
-            m.play(Reported(name, m.record.round + 1, now))
+        m.play(*(Reported(name, m.record.round + 1, now) for name in answering))
         while m.record.phase is Phase.TRAINING:
             wake = m.next_wake(now)
             assert wake is not None
@@ -591,8 +561,7 @@ def test_who_shows_no_progress_costs_the_stall_and_no_more() -> None:
 
 def test_progress_keeps_a_device_from_stalling() -> None:
     m = begun(quorum=1, stall_s=20)
-    m.play(DeviceProgressed("a", 15))
-    m.play(Reported("b", 1, 16))
+    m.play(DeviceProgressed("a", 15), Reported("b", 1, 16))
     assert m.play(Tick(20)) == []
     assert m.next_wake(20) == 35
     assert m.play(Tick(35)) == [Aggregate(1, ("b",))]
@@ -612,8 +581,7 @@ def test_who_was_passed_over_is_asked_again_when_it_shows_that_it_can(sign: Even
     assert passed_over(m.state) == {"c"}
     assert "c" not in m.record.devices
     assert AskAgain(("c",)) in m.play(sign)
-    for name in "ab":
-        effects = m.play(Reported(name, m.record.round + 1, 206))
+    effects = m.play(*(Reported(name, m.record.round + 1, 206) for name in "ab"))
     assert effects[-1] == Aggregate(m.record.round + 1, ("a", "b"))
     assert m.play(Aggregated(207)) == [Open("train", m.record.round + 1, ("a", "b", "c"))]
 
@@ -635,8 +603,7 @@ def test_a_device_that_missed_orders_is_asked_if_no_round_works_without_it() -> 
 
 def test_without_a_quorum_devices_that_missed_orders_are_asked_only_if_needed() -> None:
     m = begun(rounds=100, stall_s=0)
-    m.play(Tick(100))
-    m.play(Tick(200))
+    m.play(Tick(100), Tick(200))
     assert passed_over(m.state) == {"a", "b"}
     assert m.play(Tick(300)) == [Open("train", 1, ("a", "b"))], "there is no quorum without them"
     m.play(Connected("a", 301))
@@ -662,8 +629,7 @@ def test_a_member_that_stays_away_is_replaced_by_an_idle_device() -> None:
     [other] = opened.devices
     assert other in idle
     assert (set(m.record.cohort), m.record.replaced) == ({stays, other}, (gone,))
-    m.play(Connected(gone, 16))
-    m.play(Reported(stays, 1, 17))
+    m.play(Connected(gone, 16), Reported(stays, 1, 17))
     assert m.play(Reported(gone, 1, 18)) == [Acknowledge(gone, accepted=True)], "what it did meanwhile counts as well"
     assert m.play(Reported(other, 1, 19))[-1] == Aggregate(1, tuple(sorted((gone, stays, other))))
 
@@ -671,9 +637,7 @@ def test_a_member_that_stays_away_is_replaced_by_an_idle_device() -> None:
 def test_the_draw_of_a_replacement_is_seeded() -> None:
     def replaced(order: str) -> Record:
         m = begun(order, min_clients=8, clients=3)
-        for gone in m.record.cohort[:2]:
-            m.play(Disconnected(gone, 1))
-        m.play(Tick(11))
+        m.play(*(Disconnected(gone, 1) for gone in m.record.cohort[:2]), Tick(11))
         return m.record
 
     assert replaced("abcdefgh") == replaced("hgfedcba")
@@ -771,12 +735,8 @@ def test_any_history_keeps_the_promises(said: dict[str, object], history: list[t
         nonlocal aggregated
         before = m.state.reported
         for effect in m.play(event):
-            if (
-                isinstance(effect, Acknowledge)
-                and isinstance(event, Reported)
-                and effect.accepted
-                and effect.name not in before
-            ):
+            new = isinstance(effect, Acknowledge) and effect.accepted and effect.name not in before
+            if new and isinstance(event, Reported):
                 accepted.setdefault((event.work, event.round), set()).add(effect.name)
             if isinstance(effect, Aggregate):
                 assert effect.round == m.record.round + 1
@@ -888,8 +848,7 @@ def test_any_history_after_the_end_adapts_newcomers_only_and_ends(history: list[
 
 def test_who_is_expelled_has_no_part_in_its_round_any_more() -> None:
     m = begun("abc", min_clients=3)
-    m.play(Reported("a", 1, 1))
-    m.play(Reported("b", 1, 2))
+    m.play(Reported("a", 1, 1), Reported("b", 1, 2))
     assert m.play(Expelled("a", 3)) == []
     assert (m.record.devices, m.record.cohort, m.state.updates) == (("b", "c"), ("b", "c"), {"b"})
     assert m.play(Reported("a", 1, 4)) == [Acknowledge("a", accepted=False)]
@@ -907,8 +866,7 @@ def test_a_round_closes_when_the_last_one_it_waited_for_is_expelled() -> None:
 
 def test_nobody_waits_for_the_return_of_a_device_that_was_expelled() -> None:
     m = round_of(min_clients=1)
-    m.play(Connected("a", 0))
-    m.play(Disconnected("a", 1))
+    m.play(Connected("a", 0), Disconnected("a", 1))
     assert m.state.left_at == {"a": 1}
     m.play(Expelled("a", 2))
     assert m.state.left_at == {}
@@ -918,27 +876,14 @@ def test_nobody_waits_for_the_return_of_a_device_that_was_expelled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("above", "told"),
+    ("above", "clipped", "told"),
     [
-        (
-            {"shared": (20, 20, 12, 3, 1, 0, 0)},
-            "3 of 20 devices clipped their update in round 7; privacy.secure_clip = 2, and no number changed by more than 8",
-        ),
-        (
-            {"shared": (9, 9, 9, 9, 9, 9, 4)},
-            "9 of 20 devices clipped their update in round 7; privacy.secure_clip = 2, and some changed by more than 16",
-        ),
-        (
-            {"shared": (0,) * 7},
-            "0 of 20 devices clipped their update in round 7; privacy.secure_clip = 2, and no number changed by more than 0.25",
-        ),
-        (
-            {"shared": (5, 4, 3, 2, 0, 0, 0), "generated": (6, 0, 0, 0, 0, 0, 0)},
-            "2 of 20 devices clipped their update in round 7; privacy.secure_clip = 2, and no number changed by more than 4",
-        ),
+        ({"shared": (20, 20, 12, 3, 1, 0, 0)}, 3, "no number changed by more than 8"),
+        ({"shared": (9, 9, 9, 9, 9, 9, 4)}, 9, "some changed by more than 16"),
+        ({"shared": (0,) * 7}, 0, "no number changed by more than 0.25"),
+        ({"shared": (5, 4, 3, 2, 0, 0, 0), "generated": (6, 0, 0, 0, 0, 0, 0)}, 2, "no number changed by more than 4"),
     ],
 )
-def test_the_operator_is_told_who_clipped_and_which_bound_would_cut_nothing(
-    above: dict[str, tuple[int, ...]], told: str
-) -> None:
-    assert SummedChanges(7, 20, above).told(2.0) == told
+def test_the_operator_is_told_who_clipped_and_which_bound_would_cut_nothing(above, clipped: int, told: str) -> None:
+    said = f"{clipped} of 20 devices clipped their update in round 7; privacy.secure_clip = 2, and {told}"
+    assert SummedChanges(7, 20, above).told(2.0) == said
