@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from threading import Lock, RLock
@@ -50,7 +49,7 @@ class MemoryBlobs(CheckedBlobs):
         self._digests: dict[str, str] = {}  # name -> digest
         self._sorted: list[str] = []  # the names: those that begin alike are found without a look at the others
         self._content: dict[str, bytes | bytearray] = {}
-        self._holders: Counter[str] = Counter()  # digest -> number of names
+        self._holders: dict[str, int] = {}  # digest -> number of names
         self._lock = Lock()
 
     def create(self, name: str, size: int, durable: bool = True) -> _MemoryTarget:
@@ -65,18 +64,18 @@ class MemoryBlobs(CheckedBlobs):
             before = self._digests.get(name)
             if before is None:
                 bisect.insort(self._sorted, name)
-            self._holders[digest] += 1
+            self._holders[digest] = self._holders.get(digest, 0) + 1
             self._content.setdefault(digest, data)
             self._digests[name] = self._known[name] = digest
-            self._release(before)
+            if before is not None:
+                self._release(before)
         return Blob(name, digest, len(data))
 
-    def _release(self, digest: str | None) -> None:
+    def _release(self, digest: str) -> None:
         """Take one name of a content away, for whoever has the lock."""
-        if digest is not None:
-            self._holders[digest] -= 1
-            if not self._holders[digest]:
-                del self._holders[digest], self._content[digest]
+        self._holders[digest] -= 1
+        if not self._holders[digest]:
+            del self._holders[digest], self._content[digest]
 
     def held(self, name: str) -> Blob | None:
         """Return the blob of this name; None: there is none."""
@@ -108,7 +107,7 @@ class MemoryBlobs(CheckedBlobs):
             for name in names:
                 if name in self._digests:
                     del self._sorted[bisect.bisect_left(self._sorted, name)]
-                self._release(self._digests.pop(name, None))
+                    self._release(self._digests.pop(name))
                 self._known.pop(name, None)
 
     def sweep(self) -> None:

@@ -96,6 +96,7 @@ def test_alone_the_trainers_do_the_work_of_a_round(monkeypatch):
     ready = simulation_overhead.learners(shards)
     assert [len(learner.data.train_x) for learner in ready] == [150, 150]
     assert simulation_overhead.alone(ready) > 0
+    assert simulation_overhead.counted(shards, "fedavg", "mlr", 1)["training"] > 100  # of 20 steps
 
 
 def test_a_simulated_round_is_the_difference_of_two_runs(monkeypatch):

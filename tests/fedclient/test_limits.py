@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msgspec.structs import replace as changed
 
 from attune.common.config import TrainSettings
 from attune.common.errors import Forbidden, ShapeMismatch, ShardError
@@ -59,7 +58,7 @@ def test_no_server_gets_sums_over_samples_that_the_owner_has_not_allowed() -> No
     with pytest.raises(Forbidden, match="asked for sums over samples; this device's owner allows none"):
         Gate(options, plan_of()).check_sums(asked)
     Gate(replace(options, disclose=("sums",)), plan_of()).check_sums(asked)
-    Gate(options, plan_of()).check_sums(changed(asked, returns=("shared",)))
+    Gate(options, plan_of()).check_sums(Order("train-1-a", 1, "train", returns=("shared",)))
 
 
 def test_sums_among_fewer_than_five_devices_leave_no_device_even_behind_masks() -> None:
