@@ -241,7 +241,7 @@ def _limits(status: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     why = {
         "too few cases": "too few cases. Fewer than 10 test samples have one of the classes; the site alone reads how many",
         "unclear": "so few test samples tell no difference of this size from chance, which does not mean that there is none",
-        None: "no comparison was reported. The site was away, tells no scores (--metrics), or has no test samples",
+        None: "no comparison was reported. The site was away, has no test samples, or tells none (--metrics, --baseline)",
     }
     for result, words in why.items():
         if names := by_result.get(result):

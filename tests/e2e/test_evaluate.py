@@ -40,7 +40,7 @@ def test_a_common_model_is_evaluated_at_all_sites_through_kill_9(federation_at: 
     models = {shard.name: files(federation.model(shard)) for shard in shards}
 
     planned = federation.server(words=["evaluate"], fault="server:*:plan-committed=hang")
-    quick = federation.devices(shards[:2])
+    quick = [federation.device(shards[0]), federation.device(shards[1], "--metrics", "none")]
     hangs = federation.device(shards[2], fault=IN_COMPARISON)
     planned.await_fault()
     planned.kill()
@@ -58,9 +58,13 @@ def test_a_common_model_is_evaluated_at_all_sites_through_kill_9(federation_at: 
     status, snapshot = federation.status(), ServerHome(federation.home).snapshot()
     assert (status["run"], status["state"], status["round"], status["rounds"]) == ("evaluation-1", "done", 0, 0)
     assert [(row.client, row.work, row.round) for row in snapshot.rows] == [(s.name, "evaluate", 0) for s in shards]
-    before = {client["name"]: client["accuracy_common"] for client in trained["clients"]}
+    before = {client["name"]: client["accuracy_common"] for client in trained["clients"]} | {"lund": None}
     assert {client["name"]: client["accuracy_common"] for client in status["clients"]} == before
-    assert {client["name"]: client["kept"] for client in status["clients"]} == dict.fromkeys(before, "common")
+    assert {client["name"]: client["kept"] for client in status["clients"]} == {
+        "kiel": "common",
+        "lund": None,
+        "oslo": "common",
+    }
     assert {shard.name: files(federation.model(shard)) for shard in shards} == models
     assert "this device keeps the model that it had" in last.text
 
@@ -68,5 +72,6 @@ def test_a_common_model_is_evaluated_at_all_sites_through_kill_9(federation_at: 
     federation.command("fedserver", "report", "--out", str(out), "--question", "Keep this model?")
     page = out.read_text("utf-8")
     assert "Keep this model?" in page and "none: a given model" in page and "Nothing was trained" in page
+    assert "kiel, lund, oslo: no comparison was reported." in page
     federation.command("fedserver", "report", "--out", str(out), "--run", "first")
     assert "fedavg, 2 of 2 rounds" in out.read_text("utf-8")
