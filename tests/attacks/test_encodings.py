@@ -24,19 +24,9 @@ from tests.e2e.harness import Federation, FederationAt
 Tensors = dict[str, np.ndarray]
 WIDTH = 16384  # so that a bomb is smaller than the largest tensor
 FLAGS = (
-    "--method",
-    "fedavg",
-    "--model",
-    "dnn",
-    "--set",
-    f"model.hidden=[{WIDTH}]",
-    "--min-clients",
-    "2",
-    "--rounds",
-    "3",
-    "--set",
-    "round.stall_s=0",
-)
+    "--method", "fedavg", "--model", "dnn", "--set", f"model.hidden=[{WIDTH}]", "--min-clients", "2", "--rounds", "3",
+    "--set", "round.stall_s=0",
+)  # fmt: skip
 SCALES = "#scales"
 BOMB_BYTES = 1 << 30  # bytes after unpacking; 32 KB before
 

@@ -82,14 +82,9 @@ def key(attack: str, size: str, **more: str) -> tuple[str, ...]:
 
 def test_the_costliest_lie_of_each_rule_and_share_with_seed_0() -> None:
     rows = {
-        key(FLIP, "1"): 5.0,
-        key(FLIP, "2"): 7.0,
-        key(CLAIM, "1"): 80.0,
-        key(BACK, "2", seed="1"): 70.0,
-        key("none", "0", share="0.0"): 90.0,
-        key(BACK, "2", share="0.3"): 9.0,
-        key(BACK, "1", rule="median"): 1.0,
-    }
+        key(FLIP, "1"): 5.0, key(FLIP, "2"): 7.0, key(CLAIM, "1"): 80.0, key(BACK, "2", seed="1"): 70.0,
+        key("none", "0", share="0.0"): 90.0, key(BACK, "2", share="0.3"): 9.0, key(BACK, "1", rule="median"): 1.0,
+    }  # fmt: skip
     assert worst(rows) == {key(FLIP, "2"), key(BACK, "2", share="0.3"), key(BACK, "1", rule="median")}
 
 

@@ -14,12 +14,9 @@ def row(client, work, before, after=""):
 
 
 ROWS = [
-    row("old-a", "train", "0.1", "0.2"),
-    row("new-a", "train", "0.3", "0.5"),
-    row("new-a", "train", "0.4", "0.7"),
-    row("new-a", "evaluate", "0.6"),
-    row("new-ab", "train", "0.9", "0.9"),
-]
+    row("old-a", "train", "0.1", "0.2"), row("new-a", "train", "0.3", "0.5"), row("new-a", "train", "0.4", "0.7"),
+    row("new-a", "evaluate", "0.6"), row("new-ab", "train", "0.9", "0.9"),
+]  # fmt: skip
 
 
 def test_models_are_judged_after_training_or_as_they_are_served_next():

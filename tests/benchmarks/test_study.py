@@ -140,14 +140,10 @@ def test_a_method_has_at_most_eight_trials():
 
 def test_the_best_trial_of_this_grid_is_chosen_by_the_figure_that_is_judged():
     rows = [
-        trial("fedavg", TWO, 0.8, 0.7),
-        trial("fedavg", ONE, 0.7, 0.8),
-        trial("fedavg", "train.lr=7", 0.99, 0.99),
-        trial("fedavg", ONE, 0.99, 0.99, task="other"),
-        trial("fedavg", TWO, 0.99, 0.99, rounds="50"),
-        trial("fedavg", TWO, 0.99, 0.99, seed="4"),
-        trial("fedtp", TWO, 0.99, 0.99),
-    ]
+        trial("fedavg", TWO, 0.8, 0.7), trial("fedavg", ONE, 0.7, 0.8), trial("fedavg", "train.lr=7", 0.99, 0.99),
+        trial("fedavg", ONE, 0.99, 0.99, task="other"), trial("fedavg", TWO, 0.99, 0.99, rounds="50"),
+        trial("fedavg", TWO, 0.99, 0.99, seed="4"), trial("fedtp", TWO, 0.99, 0.99),
+    ]  # fmt: skip
     assert chosen(rows, grid(), "t", "fedavg") == ("train.lr=0.1", "train.batch_size=32")
     assert chosen(rows, grid(judged="over samples"), "t", "fedavg") == ("train.lr=0.01", "train.batch_size=16")
     same = [trial("fedavg", TWO, 0.8), trial("fedavg", ONE, 0.8)]

@@ -40,12 +40,9 @@ class Lab:
         except Red as red:
             why = str(red)
         found = {
-            "seed": seed,
-            "kind": kind,
-            "shape": shape.name,
-            "green": not why,
+            "seed": seed, "kind": kind, "shape": shape.name, "green": not why,
             "seconds": round(time.monotonic() - began, 1),
-        }
+        }  # fmt: skip
         if story := getattr(trial, "story", ""):
             found["story"] = story
         return found | ({"why": why, "again": f"python -m tests.chaos --only {seed} --keep"} if why else {})

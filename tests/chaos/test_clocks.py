@@ -49,14 +49,8 @@ def test_a_clock_that_is_away_for_a_while_ends_nobody(
         else:
             shard = shards[int(who[-1])]
             command = [
-                _script("fedclient"),
-                "--data",
-                str(shard),
-                "--device",
-                "cpu",
-                "--server",
-                f"localhost:{federation.port}",
-            ]
+                _script("fedclient"), "--data", str(shard), "--device", "cpu", "--server", f"localhost:{federation.port}",
+            ]  # fmt: skip
             command += ["--name", shard.name]
         environment = shifted if who in (side, f"{side}0") else federation.environment
         process = Process(command, federation._log(who), environment, fresh=True)

@@ -12,16 +12,9 @@ from attune.simulation.simulated_clock import SimulatedClock
 from tests.e2e.harness import Federation, Process
 
 SETTINGS = (
-    "method.name=fedmcsa",
-    "model.name=mlr",
-    "round.mode=buffered",
-    "round.buffer=2",
-    "round.min_clients=2",
-    "round.rounds=8",
-    "round.evaluate_every=4",
-    "train.local_steps=4",
-    "server.threads=1",
-)
+    "method.name=fedmcsa", "model.name=mlr", "round.mode=buffered", "round.buffer=2", "round.min_clients=2",
+    "round.rounds=8", "round.evaluate_every=4", "train.local_steps=4", "server.threads=1",
+)  # fmt: skip
 
 
 def test_a_run_over_the_network_can_be_repeated(tmp_path: Path, three_shards: list[Path]) -> None:

@@ -13,13 +13,10 @@ from tests.e2e.harness import digit_shards
 SETTINGS = (
     *("method.name=fedavg", "model.name=mlr", "train.local_epochs=1", "server.threads=1", "round.rounds=2"),
     *(
-        "privacy.unit=client",
-        "privacy.devices=3",
-        "privacy.noise=2.0",
-        "privacy.delta=0.1",
+        "privacy.unit=client", "privacy.devices=3", "privacy.noise=2.0", "privacy.delta=0.1",
         "data.classes=[0,1,2,3,4,5,6,7,8,9]",
     ),
-)
+)  # fmt: skip
 
 
 def test_a_killed_server_repeats_its_noise_and_charges_it_once(federation_at, tmp_path):

@@ -28,35 +28,11 @@ from typing import Any
 import numpy as np
 
 METHODS = [
-    "ditto",
-    "fedamp",
-    "fedavg",
-    "fedavg+ft",
-    "fedavg+mcsa",
-    "fedbn",
-    "fedmcsa",
-    "fedmcsa-mcsa",
-    "fedper",
-    "fedprox",
-    "fedrep",
-    "fedrod",
-    "fedtp",
-    "fedtp+fedper",
-    "fedtp+fedrod",
-    "fedtp+knn",
-    "fedtp+mcsa",
-    "fedtp-encoder",
-    "fedtp-mlp",
-    "fedtp-norm",
-    "heurfedamp",
-    "local",
-    "per-fedavg",
-    "pfedgp",
-    "pfedhn",
-    "pfedme",
-    "pfedme+mcsa",
+    "ditto", "fedamp", "fedavg", "fedavg+ft", "fedavg+mcsa", "fedbn", "fedmcsa", "fedmcsa-mcsa", "fedper", "fedprox",
+    "fedrep", "fedrod", "fedtp", "fedtp+fedper", "fedtp+fedrod", "fedtp+knn", "fedtp+mcsa", "fedtp-encoder", "fedtp-mlp",
+    "fedtp-norm", "heurfedamp", "local", "per-fedavg", "pfedgp", "pfedhn", "pfedme", "pfedme+mcsa",
     "vanilla-personalized",
-]
+]  # fmt: skip
 # Methods that the first revision does not have.
 NEWER = ["analytic", "apfl", "fedala", "fedbabu", "feddbe", "fedsa-lora", "fedtp-lora", "mr-mtl"]
 OVER_THE_NETWORK = ["fedavg", "fedtp", "fedmcsa", "fedper", "pfedme", "ditto"]
@@ -108,18 +84,9 @@ LENGTH = 8  # bytes of a safetensors file with the length of its header
 VOLATILE = {"seconds", "federation", "check"}
 # Keys that the first revision does not have: metrics of what a device keeps and of privacy, and the form of model.json.
 NEWER_KEYS = {
-    "above_constant",
-    "epsilon",
-    "likelihood_after_0",
-    "likelihood_after_10",
-    "likelihood_after_20",
-    "likelihood_after_5",
-    "likelihood_closed_form",
-    "likelihood_kept",
-    "test_groups",
-    "format",
-    "privacy",
-}
+    "above_constant", "epsilon", "likelihood_after_0", "likelihood_after_10", "likelihood_after_20", "likelihood_after_5",
+    "likelihood_closed_form", "likelihood_kept", "test_groups", "format", "privacy",
+}  # fmt: skip
 NEWER_KEYS |= {
     f"kept_{name}_{rival}" for name in ("better_than", "worse_than", "gain", "error", "p") for rival in ("common", "local")
 }
@@ -194,17 +161,9 @@ def networked(folder: Path, method: str) -> dict[str, str]:
     server = place / "attune" / "server"
     flags = ["--host", "127.0.0.1", "--port", "0", "--dashboard", "off", "--exit-when-done", "--join-uses", str(DEVICES)]
     flags += [
-        "--method",
-        method,
-        "--model",
-        IMAGES,
-        "--rounds",
-        str(ROUNDS),
-        "--seed",
-        str(SEED),
-        "--min-clients",
+        "--method", method, "--model", IMAGES, "--rounds", str(ROUNDS), "--seed", str(SEED), "--min-clients",
         str(DEVICES),
-    ]
+    ]  # fmt: skip
     for key, value in {**SMALL, "server.threads": 1}.items():
         flags += ["--set", f"{key}={value}"]
     with running(place) as start:

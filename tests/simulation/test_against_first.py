@@ -16,14 +16,9 @@ from attune.simulation.result import DeviceRow, DeviceTable
 from attune.simulation.result_table import ResultTable
 
 OTHERS = {
-    "alone": None,
-    "local": None,
-    "common": None,
-    "personalized": None,
-    "constant": 0.5,
-    "interval": None,
+    "alone": None, "local": None, "common": None, "personalized": None, "constant": 0.5, "interval": None,
     "verdict": None,
-}
+}  # fmt: skip
 
 
 def result(method: str, kept: Sequence[float]) -> Any:

@@ -44,13 +44,9 @@ class Interrupted(Exception):
 
 Values = dict[str, torch.Tensor]
 PLAIN = {
-    "round.mode": "buffered",
-    "round.buffer": 2,
-    "round.evaluate_each_last": 0,
-    "train.local_epochs": 1,
-    "train.local_steps": 0,
-    "train.batch_size": 8,
-}
+    "round.mode": "buffered", "round.buffer": 2, "round.evaluate_each_last": 0, "train.local_epochs": 1,
+    "train.local_steps": 0, "train.batch_size": 8,
+}  # fmt: skip
 UNBOUNDED = {"method.bound_change": 0.0, "method.bound_samples": 0.0, "round.take_back": 0.0}
 VIT = {"model.width": 8, "model.heads": 2, "model.depth": 1, "model.patch": 4}
 SPEEDS = {"site-0": 1.0, "site-1": 1.4, "site-2": 3.1, "site-3": 7.3}

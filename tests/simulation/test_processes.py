@@ -166,13 +166,9 @@ def test_a_fleet_over_the_network_has_the_same_bits_too(clouds: dict[str, Path],
 
 def test_tensors_arrive_as_they_were_sent() -> None:
     tensors = {
-        "half": torch.randn(3, 5).to(torch.bfloat16),
-        "none": torch.empty(0, 2),
-        "one": torch.tensor(3),
-        "flags": torch.tensor([True, False]),
-        "turned": torch.arange(6.0).view(2, 3).t(),
-        "large": torch.randn(1 << 19),
-    }
+        "half": torch.randn(3, 5).to(torch.bfloat16), "none": torch.empty(0, 2), "one": torch.tensor(3),
+        "flags": torch.tensor([True, False]), "turned": torch.arange(6.0).view(2, 3).t(), "large": torch.randn(1 << 19),
+    }  # fmt: skip
     for size in (5, 6):  # joined into one write, and written one by one
         given = dict(list(tensors.items())[:size])
         one, other = Pipe()

@@ -26,14 +26,9 @@ LR, EPOCHS, MU, SIGMA, SERVER_LR = 0.2, 2, 0.3, 4.0, 0.1
 TRAIN = TrainSettings(lr=LR, momentum=0.0, batch_size=100, local_epochs=EPOCHS, clip_norm=0.0)
 QKV, HEAD, NORM = "blocks.*.to_qkv.weight", "head.*", "*norm*"
 HYPER = {
-    "layers": 1,
-    "hidden": 3,
-    "embedding_dim": 2,
-    "server_optimiser": "sgd",
-    "server_lr": SERVER_LR,
-    "server_momentum": 0.0,
-    "server_weight_decay": 0.0,
-}
+    "layers": 1, "hidden": 3, "embedding_dim": 2, "server_optimiser": "sgd", "server_lr": SERVER_LR,
+    "server_momentum": 0.0, "server_weight_decay": 0.0,
+}  # fmt: skip
 CASES = {
     "local": ({"*": "private"}, {}),
     "fedavg": ({"*": "shared"}, {}),
@@ -179,12 +174,9 @@ def test_two_rounds_are_those_of_the_oracle(federation, name):
             mine = played.state[client] | played.served(client)
             for tensor, expected in oracle.theta[client].items():
                 np.testing.assert_allclose(
-                    mine[tensor].numpy(),
-                    expected.detach().numpy(),
-                    rtol=0,
-                    atol=1e-9,
+                    mine[tensor].numpy(), expected.detach().numpy(), rtol=0, atol=1e-9,
                     err_msg=f"round {number}, {client}, {tensor}",
-                )
+                )  # fmt: skip
     for client in data:
         moved = [tensor for tensor in before[client] if not torch.equal(before[client][tensor], oracle.theta[client][tensor])]
         assert len(moved) == len(before[client]), "every tensor has moved, so every rule was seen at work"

@@ -162,16 +162,8 @@ def test_usual_models():
     chosen = {kind: registry.default_spec(kind, shape, 2, 9, None, {}).name for kind, shape in shapes.items()}
     assert chosen == {"images": "convnet", "tokens": "transformer", "series": "dnn", "tabular": "dnn"}
     assert registry.names() == [
-        "closed-form",
-        "convnet",
-        "convnet-bn",
-        "dnn",
-        "huggingface",
-        "lstm",
-        "mlr",
-        "transformer",
-        "vit",
-    ]
+        "closed-form", "convnet", "convnet-bn", "dnn", "huggingface", "lstm", "mlr", "transformer", "vit",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,8 @@ def write_sql(path: Path, columns: Columns) -> Path:
 
 
 WRITERS: dict[str, Callable[[Path, Columns], Path]] = {
-    "csv": write_csv,
-    "parquet": write_parquet,
-    "excel": write_excel,
-    "sql": write_sql,
-}
+    "csv": write_csv, "parquet": write_parquet, "excel": write_excel, "sql": write_sql,
+}  # fmt: skip
 
 
 def trained(path: Path, options: ReadOptions) -> tuple[Prepared, Plan, torch.Tensor]:

@@ -126,12 +126,8 @@ def test_a_federation_trains_with_noise_on_tables_by_the_operators_schema(tmp_pa
 
 
 OWN, PUBLIC, SCHEMA, SHARED, REFUSED = (
-    "each device's own",
-    "public ranges (privacy.ranges)",
-    "of the schema",
-    "over the",
-    "refused",
-)
+    "each device's own", "public ranges (privacy.ranges)", "of the schema", "over the", "refused",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", ["none", "example", "client"])

@@ -54,14 +54,9 @@ def make(shard_of, tmp_path):
         train = TrainSettings(lr=0.1, batch_size=8, local_epochs=1, validation=validation, clip_norm=0.05, **settings)
         plan = Plan("f", 3, spec, [0, 1], method, {}, train)
         return Learner(
-            plan,
-            prepare(shard_of(size), plan),
-            "kiel",
-            FolderOrders(tmp_path / home),
-            torch.device("cpu"),
-            keep,
+            plan, prepare(shard_of(size), plan), "kiel", FolderOrders(tmp_path / home), torch.device("cpu"), keep,
             baseline == "local",
-        )
+        )  # fmt: skip
 
     return learner
 

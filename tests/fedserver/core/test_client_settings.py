@@ -142,14 +142,10 @@ def opened(**given: Any) -> tuple[Any, Any]:
     """Return the rules, and the step with which round 1 opened on five devices of which all are drawn."""
     rules = settings(
         **{
-            "privacy.devices": 5,
-            "round.clients": 0,
-            "round.min_clients": 5,
-            "round.rounds": 2,
-            "round.evaluate_each_last": 0,
-            **given,
+            "privacy.devices": 5, "round.clients": 0, "round.min_clients": 5, "round.rounds": 2,
+            "round.evaluate_each_last": 0, **given,
         }
-    ).rules
+    ).rules  # fmt: skip
     state = Round()
     for name in "abcde":
         taken = step(rules, state, Connected(name, 0))

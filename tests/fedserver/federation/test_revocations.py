@@ -109,12 +109,9 @@ async def test_no_revocation_stops_the_server(tmp_path: Path, monkeypatch: pytes
     fleet = Fleet(rng)
 
     rounds = {
-        "rounds": ROUNDS,
-        "min_clients": len(DEVICES) - REVOKED,
-        "evaluate_each_last": 0,
-        "evaluate_every": 2,
+        "rounds": ROUNDS, "min_clients": len(DEVICES) - REVOKED, "evaluate_each_last": 0, "evaluate_every": 2,
         "deadline_s": 2.0,
-    }
+    }  # fmt: skip
     settings = {"method": {"name": method}, "model": {"name": "mlr"}} | METHODS[method]
     settings |= {"round": rounds | METHODS[method].get("round", {})}
     for last in (False, False, True):

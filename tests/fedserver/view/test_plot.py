@@ -67,16 +67,9 @@ class Federation:
                 create = partial(self.blobs.create, f"inbox/train-{number}-{name}/{part}.safetensors")
                 parts[part] = write_tensors(create, tensors)
             row = Report(
-                round=number,
-                work="train",
-                client=name,
-                samples=10,
-                loss=1 / number,
-                accuracy_before=0.25,
-                accuracy_after=0.5 + i % 8 / 16,
-                test_samples=8,
-                accuracy_constant=0.5,
-            )
+                round=number, work="train", client=name, samples=10, loss=1 / number, accuracy_before=0.25,
+                accuracy_after=0.5 + i % 8 / 16, test_samples=8, accuracy_constant=0.5,
+            )  # fmt: skip
             entries[name] = AcceptedUpdate(row, parts)
         self.engine.aggregate(entries)
         rows = [entry.row for entry in entries.values()]

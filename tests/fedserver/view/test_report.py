@@ -73,14 +73,9 @@ def shown(
     both = {"mean_over_clients": accuracy, "over_samples": accuracy + 0.1}
     of_constant = None if constant is None else {"mean_over_clients": constant, "over_samples": constant}
     said = {
-        "state": "done",
-        "round": 1,
-        "rounds": 1,
-        "method": "fedavg",
-        "running": False,
-        "paused": False,
+        "state": "done", "round": 1, "rounds": 1, "method": "fedavg", "running": False, "paused": False,
         "metric": "accuracy",
-    }
+    }  # fmt: skip
     said |= dict.fromkeys(("buffer", "reason", "setback", "standardisation", "closed_form", "one_token"))
     said |= {key: [] for key in ("troubles", "todo", "expiring", "refused", "taken_back", "awaited", "adapting", "fleet")}
     said |= {"privacy": privacy, "clients": list(clients), "accuracy": both, "constant": of_constant}

@@ -37,11 +37,8 @@ def test_natural_clients_of_a_table(cut, tmp_path):
     result = cut("--scheme", "natural", "--by", "site", "--set", "test=0.5")
     assert result.exit_code == 0, result.output
     assert {path.name for path in (tmp_path / "out").glob("*")} == {
-        "shard-north",
-        "shard-south",
-        "partition.json",
-        "partition.png",
-    }
+        "shard-north", "shard-south", "partition.json", "partition.png",
+    }  # fmt: skip
     with np.load(tmp_path / "out" / "shard-south" / "test.npz") as test:
         assert len(test["y"]) == 12 and (test["x"] >= 24).all() and np.bincount(test["y"]).tolist() == [4, 4, 4]
     record = json.loads((tmp_path / "out" / "partition.json").read_text())

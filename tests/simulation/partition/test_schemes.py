@@ -334,13 +334,9 @@ def test_stratified_and_grouped_by_hand():
 
 def test_folder_names_are_all_different():
     assert folders(["VA Long Beach", "va-long-beach", "ä", "va long beach 2", "va long beach", "x" * 99]) == (
-        "shard-va-long-beach",
-        "shard-va-long-beach-2",
-        "shard-client",
-        "shard-va-long-beach-2-2",
-        "shard-va-long-beach-3",
-        "shard-" + "x" * 40,
-    )
+        "shard-va-long-beach", "shard-va-long-beach-2", "shard-client", "shard-va-long-beach-2-2",
+        "shard-va-long-beach-3", "shard-" + "x" * 40,
+    )  # fmt: skip
 
 
 # --- roles ---

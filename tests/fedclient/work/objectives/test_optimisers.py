@@ -40,12 +40,9 @@ def moved(round_: int = 0, **settings: Any) -> float:
     """Return the weight after one order on one sample."""
     usual = {"lr": 0.1, "momentum": 0.0, "clip_norm": 0.0, "batch_size": 1, "local_steps": 2}
     trainer = Trainer(
-        OneWeight(),
-        Sgd(SgdSettings()),
-        PlainPredictor(ModelSettings()),
-        convert(TrainSettings, usual | settings, ""),
+        OneWeight(), Sgd(SgdSettings()), PlainPredictor(ModelSettings()), convert(TrainSettings, usual | settings, ""),
         torch.device("cpu"),
-    )
+    )  # fmt: skip
     start = {"head.weight": torch.tensor([[START]])}
     work = trainer.training(start, {}, torch.ones(1, 1), torch.zeros(1, dtype=torch.int64), lambda purpose: 0, round_=round_)
     from attune.fedclient.work.executor import alone

@@ -27,14 +27,8 @@ def device(bench):
     def start(*more, slow=False):
         command = [str(Path(sys.executable).with_name("fedclient")), "--data", str(bench.shard)]
         command += [
-            "--server",
-            f"127.0.0.1:{bench.server.port}",
-            "--home",
-            str(bench.folder / "home"),
-            "--device",
-            "cpu",
-            *more,
-        ]
+            "--server", f"127.0.0.1:{bench.server.port}", "--home", str(bench.folder / "home"), "--device", "cpu", *more,
+        ]  # fmt: skip
         environment = os.environ | STEADY | {faults.VARIABLE: SLOW if slow else ""}
         started.append(Process(command, bench.folder / f"device{len(started)}.log", environment))
         return started[-1]

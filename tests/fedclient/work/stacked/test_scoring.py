@@ -204,12 +204,9 @@ def test_the_weights_of_blends_are_those_of_each_by_itself():
 
 
 @given(
-    samples=st.integers(1, 60),
-    batch_size=st.integers(1, 25),
-    local_epochs=st.integers(1, 4),
-    local_steps=st.integers(0, 30),
-    seed=st.integers(0, 2**63 - 1),
-)
+    samples=st.integers(1, 60), batch_size=st.integers(1, 25), local_epochs=st.integers(1, 4),
+    local_steps=st.integers(0, 30), seed=st.integers(0, 2**63 - 1),
+)  # fmt: skip
 def test_the_same_samples_in_the_same_order(samples, batch_size, local_epochs, local_steps, seed):
     settings = TrainSettings(batch_size=batch_size, local_epochs=local_epochs, local_steps=local_steps)
     expected, found = list(batches(samples, settings, seed)), batch_plan(samples, settings, seed)

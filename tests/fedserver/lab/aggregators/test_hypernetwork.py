@@ -339,12 +339,9 @@ def test_a_device_new_to_a_trained_network_starts_from_the_cold_start():
 
 def test_heads_follow_blocks_and_otherwise_components():
     names = [
-        "encoder.layers.0.attn.q.weight",
-        "encoder.layers.0.mlp.2.weight",
-        "encoder.layers.1.attn.q.weight",
-        "head.bias",
+        "encoder.layers.0.attn.q.weight", "encoder.layers.0.mlp.2.weight", "encoder.layers.1.attn.q.weight", "head.bias",
         "token",
-    ]
+    ]  # fmt: skip
     components = {name.rpartition(".")[0] or name: [name] for name in names}
     heads = heads_of({name: torch.zeros(2) for name in names}, components)
     assert [(head.group, len(head.names)) for head in heads] == [
