@@ -6,8 +6,6 @@ federations would take twice as long.
 The test functions of slow.txt get the marker `slow`.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterator

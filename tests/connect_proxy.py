@@ -4,8 +4,6 @@ Every host name stands for this machine, so a device whose server is called `fed
 Each line of its log is a host and port that somebody asked for, with the answer; it is written before the answer goes out.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import contextlib

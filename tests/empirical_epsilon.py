@@ -4,8 +4,6 @@ Jagielski, Ullman, Oprea, 'Auditing Differentially Private Machine Learning', Ne
 log((true positive rate - delta) / false positive rate), and by symmetry with the two kinds of error exchanged.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Real processes of `fedserver` and `fedclient` that do not import torch each: all are forked by tests/zygote.py."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Packages that tests need, not imported with their files: every process of pytest-xdist collects all files."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reader of a page of pictures for tests."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

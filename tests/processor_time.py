@@ -5,8 +5,6 @@ A function's time is the sum over its cases. Functions that are not in slow.txt 
 The cost of a fixture counts for the test that used it first. Processes that still run are counted on Linux only.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Expectation of one kind of the errors that share a class."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -3,8 +3,6 @@
 Features are deleted from a copy of the package. A process imports the copy alone, which it asserts first.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -5,8 +5,6 @@ the socket it kills all running children. It is run as a program, or forked from
 imports itself. tests/forked.py talks to it.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import json

@@ -1,7 +1,5 @@
 """Messages that an enrolled device, the holder of a token or a stranger can send to a server that speaks the protocol."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

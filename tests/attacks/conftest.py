@@ -1,7 +1,5 @@
 """A running federation for attackers: a real server over mutual TLS, two honest devices and Eve, each with an order."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

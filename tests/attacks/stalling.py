@@ -6,8 +6,6 @@ until the server no longer waits for it, and a part again when its debt is paid,
 the rounds of every tenth of the span, so a reader sees when the time was lost.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 The answer is the kind of error that the server named, or the status of gRPC if no handler was reached, or something else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Every attack of the table gets its expected answer, and leaves the federation's state unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

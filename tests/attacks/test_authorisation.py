@@ -3,8 +3,6 @@
 The calls are read from the descriptors of the services. A new call fails here until it has a row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A hostile device tries to decide the federation's data and model, or to end the server, before round 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Certificates and tokens that are not valid any more, revoked ones, and devices that ask for too many."""
 
-from __future__ import annotations
-
 import queue
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """A stranger without a certificate occupies the port, or a device with one opens more connections than it needs."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

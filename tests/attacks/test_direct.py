@@ -1,7 +1,5 @@
 """Attacks on direct transfers: what a device, or somebody who has its address of S3, can do with it."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """False updates in encodings with fewer bytes: each is refused by name, and the server goes on."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A hostile device among honest ones hands in extreme, but finite, values over the network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

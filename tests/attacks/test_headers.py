@@ -1,7 +1,5 @@
 """HTTP/2 headers and other frames without end: from the holder of a token, a device, a revoked one, and many at once."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket

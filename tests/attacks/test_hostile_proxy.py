@@ -1,7 +1,5 @@
 """A proxy (`--proxy`) that answers garbage, without end, slowly, with a redirect, or with text for the terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

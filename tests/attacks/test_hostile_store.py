@@ -1,7 +1,5 @@
 """A store of objects that answers with other bytes, without end, with another object, or with the address of another host."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Numbers of devices that are finite one by one, and infinite once they are added up: none of them breaks a view."""
 
-from __future__ import annotations
-
 import json
 import math
 import sqlite3

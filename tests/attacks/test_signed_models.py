@@ -1,7 +1,5 @@
 """A finished model or an export that somebody changed, signed anew, or took from another federation."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Text that crosses the border: a device's for the operator is one short line, and errors tell a device no file names."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

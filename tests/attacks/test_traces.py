@@ -1,7 +1,5 @@
 """A refused caller leaves a trace for the operator, and learns nothing of the server's files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -4,8 +4,6 @@ Without privacy the attacks succeed, so these tests can fail. What secure aggreg
 inputs of one or four samples of each device are rebuilt from a sum of five.
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Bounds on what a peer makes the server write: lines of the log and rows of the database, for every kind of message."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Processes of benchmarks are forked here, so that none of them imports torch anew."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

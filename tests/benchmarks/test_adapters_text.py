@@ -1,7 +1,5 @@
 """Adapters on a sentence encoder: with a tiny one that is drawn here, and with the real one if its package is installed."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Benchmarks of the choice between models, and of races between methods."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Federations over narrow and slow links, in small."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

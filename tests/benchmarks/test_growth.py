@@ -1,7 +1,5 @@
 """Benchmarks of speed: exponents of growth, the quick check against committed rows, and the table of targets."""
 
-from __future__ import annotations
-
 import csv
 import json
 

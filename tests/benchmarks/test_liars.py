@@ -1,7 +1,5 @@
 """Liars hand in what the table says, by hand; the costliest lie is chosen; the server's start names what the rows show."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

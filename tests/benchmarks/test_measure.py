@@ -1,7 +1,5 @@
 """The counters of `make measure` on files made by hand, and mutations of the product with the tests that find them."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import re

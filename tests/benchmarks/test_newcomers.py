@@ -1,7 +1,5 @@
 """Studies of methods: a newcomer's course by hand and measured, and what a row of results says."""
 
-from __future__ import annotations
-
 import csv
 
 from click.testing import CliRunner

@@ -1,7 +1,5 @@
 """The table of points at which devices keep less than they could, from rows made up by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rivals outside the product: what scikit-learn gives by direct calls or by hand, and what is there is not fitted again."""
 
-from __future__ import annotations
-
 import csv
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Attackers act as the table says: an attack reaches the aggregation, and honest devices are not changed."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np

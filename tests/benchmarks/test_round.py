@@ -1,7 +1,5 @@
 """The benchmarks measure what they claim: the model's size, that it travels every round, and the costs beside plain work."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 from typing import Any

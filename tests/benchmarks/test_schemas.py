@@ -1,7 +1,5 @@
 """Tables of the benchmarks: schemas beside encodings by hand, what is kept beside ordinary models, and closed forms."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Benchmarks of privacy: single updates from secure sums, methods with noise, and attacks in the table of docs/security.md."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The benchmarks of simulations, in small: each figure is what its name says. How fast it was is not tested."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

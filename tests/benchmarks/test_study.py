@@ -1,7 +1,5 @@
 """Studies and their grids: trials, samples and choices are right, and an interrupted study continues."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -4,8 +4,6 @@ Run N has the seed CHAOS_SEED + N. Its number decides the kind of fault, its see
 the file of results at once, with the command that repeats the run. The exit status is 1 if a run was red.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """A run from the start to the end of its federation: processes that die are started again, while a trial applies its faults."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

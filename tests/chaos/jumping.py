@@ -1,7 +1,5 @@
 """A fedserver whose time of day jumps by up to an hour, back and forth, each time it is read."""
 
-from __future__ import annotations
-
 import logging
 import random
 import sys

@@ -5,8 +5,6 @@ must be that of an undisturbed run. Each result is appended to the file of resul
 again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """A clock that is 100 days away for 20 s, of the server or of a device, ends no process; then rounds go on."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time

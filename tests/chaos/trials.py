@@ -1,7 +1,5 @@
 """Kinds of faults for federations, each drawn from a seed."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal

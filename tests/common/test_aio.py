@@ -1,7 +1,5 @@
 """Deadlines and cancellations, which `taskgroup` counts on Python 3.10, and later versions count themselves."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Names on the command line: of devices, runs and people, in every Unicode form that a keyboard makes."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path

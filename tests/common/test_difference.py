@@ -1,7 +1,5 @@
 """The interval of a paired difference for all small tables, against a direct computation of its definition."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """Lines with the remaining time: right, none for quick work, and few for long work."""
 
-from __future__ import annotations
-
 import pytest
 
 from attune.common.estimate import Estimate, span, with_estimate

@@ -1,7 +1,5 @@
 """Places for results are checked before the work, and what is written is whole or absent."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

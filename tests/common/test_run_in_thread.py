@@ -1,7 +1,5 @@
 """An event loop on a thread of its own, and its interruption."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The schema of a table: its one form as JSON and TOML, its checks, and the features that follow from it."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

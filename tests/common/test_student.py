@@ -1,7 +1,5 @@
 """Intervals of mean gains by Student's t: its quantiles against printed tables, and the coverage of few groups."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

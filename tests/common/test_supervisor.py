@@ -1,7 +1,5 @@
 """Signs of life to systemd, over a real datagram socket."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """First uses of a struct's type by many threads at once, which msgspec alone does not survive."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 These tests are skipped without the libraries.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Flower's clients train the same model as a loop by hand: `make flower`. Without flwr only some of these tests run."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Gaussian processes: the marginal likelihood as a loss, predictions against a float64 oracle, and odd devices."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable

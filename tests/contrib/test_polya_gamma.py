@@ -1,7 +1,5 @@
 """The binary process, and draws of PG(1, c): formulas against inverses and closed forms, the sampler against quadrature."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath

@@ -1,7 +1,5 @@
 """Numbers for TensorBoard and MLflow are those of the run. Each test reads them back with the package itself."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The tree of classes by hand; its leaves share all the probability."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

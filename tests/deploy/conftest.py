@@ -1,7 +1,5 @@
 """The files of deploy/ in a form that tests can compare with the code."""
 
-from __future__ import annotations
-
 import configparser
 import shlex
 import sys

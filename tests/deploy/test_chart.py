@@ -3,8 +3,6 @@
 No cluster is here: nothing was scheduled, and no probe was sent by a kubelet.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

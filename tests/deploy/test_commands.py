@@ -1,7 +1,5 @@
 """Command lines of the kit: every one in the README can be parsed, and those of the server are run."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

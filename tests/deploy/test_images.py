@@ -1,7 +1,5 @@
 """The Dockerfiles and the compose file, compared with the code. No image is built here: `make images` does."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Two real federations behind one port of a real Envoy and a real nginx, by the files in deploy/."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

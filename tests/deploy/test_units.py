@@ -1,7 +1,5 @@
 """The systemd units: accepted by systemd, hardened as promised, and starting commands that exist."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

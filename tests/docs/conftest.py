@@ -1,7 +1,5 @@
 """The documents as data: headings, tables, code blocks and links of a Markdown page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

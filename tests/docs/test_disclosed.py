@@ -1,7 +1,5 @@
 """Every field that a device sends has a decision in fedclient/disclosed.toml, and the gate does what the decisions say."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every document: links, files, commands and flags exist; tables have a row for all that there is."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

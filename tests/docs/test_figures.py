@@ -1,7 +1,5 @@
 """Figures in the prose of README and the documents, and of the demo, read from the committed result files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Generated regions of the documents agree with the code and the result files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/protocol.md against the contract and the errors."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders: both sides read `common`, and the server's decisions know no paths."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Models with a frozen body and trained adapters for tests, which find them as attune.tests.e2e.adapted."""
 
-from __future__ import annotations
-
 import os
 from math import prod
 

@@ -1,7 +1,5 @@
 """Shards that many federations of real processes train on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

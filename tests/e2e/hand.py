@@ -1,7 +1,5 @@
 """A device driven by hand: every call of the protocol, in any order and with any bytes."""
 
-from __future__ import annotations
-
 import json
 import queue
 import threading

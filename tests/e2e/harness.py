@@ -1,7 +1,5 @@
 """Real processes for tests: servers and devices of one federation below one folder, which all end with it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A whole federation over gRPC and mutual TLS in this process: a server on a thread, and a hosted fleet."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -49,7 +47,7 @@ def host(
     members: Mapping[str, Path],
     settings: Mapping[str, Any],
     keep: Literal["best", "personalized"] = "best",
-    executor: fleet.How = "sequential",
+    executor: str = "sequential",
     allow_models: tuple[str, ...] = (),
     baseline: Baseline | None = None,
     disclose: tuple[str, ...] = ("statistics", "sums"),  # as in a simulation

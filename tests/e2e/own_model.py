@@ -1,7 +1,5 @@
 """A model in the operator's own code, for tests of permissions: both sides find it as attune.tests.e2e.own_model."""
 
-from __future__ import annotations
-
 from math import prod
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Over the network, a device whose frozen body differs from the federation's is refused by name before it trains."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

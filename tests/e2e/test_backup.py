@@ -1,7 +1,5 @@
 """A backup that is made while rounds close, and the home that is restored from it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Buffered rounds with real processes: a slow device holds nobody up, one joins later, and a simulation repeats all bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import attune

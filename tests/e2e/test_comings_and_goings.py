@@ -1,7 +1,5 @@
 """Devices that hang, join in the middle, come after the end, or hold data that do not fit: one small federation."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ledger of a device's data against another accountant, which knows what left the device in federations and runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

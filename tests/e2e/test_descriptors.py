@@ -1,7 +1,5 @@
 """A server that has no free file descriptors says so, and continues by itself when it has some again."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Embeddings on real devices, under secure aggregation: both sides are killed, and a device comes late."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

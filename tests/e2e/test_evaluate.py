@@ -1,7 +1,5 @@
 """`fedserver evaluate`: a given model at all sites without training, in real processes over mutual TLS, through kill -9."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

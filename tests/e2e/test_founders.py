@@ -1,7 +1,5 @@
 """FedTP with sampling: founders keep their own embeddings until they are trained, through kill -9; late ones start between."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One side is stopped (SIGSTOP) behind an idle open connection: the other side notices."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path

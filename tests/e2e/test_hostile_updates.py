@@ -1,7 +1,5 @@
 """One of three devices hands in wrong updates of every kind: each is refused by name, and the round closes with the others."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

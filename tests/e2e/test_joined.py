@@ -1,7 +1,5 @@
 """A device between `join` and its first start, and the lines with which a server ends: what an operator reads about them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """`attune.serve` and `attune.Client`: the same federation as with the commands, from one Python program."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError

@@ -1,7 +1,5 @@
 """After the end a device that lost its state gets what the server has, and a run that was put aside is taken up again."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fleet enrols at once: its devices share one token, and each of them is accepted."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

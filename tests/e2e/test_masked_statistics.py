@@ -1,7 +1,5 @@
 """Masked statistics by real processes, over mutual TLS: killed on either side at each exchange, and one sum."""
 
-from __future__ import annotations
-
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor

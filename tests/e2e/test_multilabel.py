@@ -1,7 +1,5 @@
 """Several labels over the network: from a site's table to labels, verdicts and pictures, between processes over mutual TLS."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

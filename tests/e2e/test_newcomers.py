@@ -1,7 +1,5 @@
 """Newcomers to a finished federation are fitted in rounds of their own, through kill -9, without effect on other devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors.numpy import load

@@ -1,7 +1,5 @@
 """Client-level privacy by real processes: a server that is killed before the commit releases the same noise afterwards."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

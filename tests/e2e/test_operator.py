@@ -1,7 +1,5 @@
 """An operator pauses a running server, and reads its audit log."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

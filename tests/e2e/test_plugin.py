@@ -1,7 +1,5 @@
 """A federation by components of another package, in real processes: who refuses, and that every command works with them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A power cut takes the end of the database's write-ahead log: decisions about trust are taken from the audit log again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`fedserver --method auto`: candidates are runs over one fleet, and the choice is that of a simulation, through kill -9."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Regression over the network: from a site's table to predictions in the unit of its column."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A device that rests between orders: memory, the same bits, and kills of either of its processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

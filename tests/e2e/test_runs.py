@@ -1,7 +1,5 @@
 """Several runs over one enrolled fleet, in real processes: devices enrol once, and every run keeps its own results."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

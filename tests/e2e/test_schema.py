@@ -1,7 +1,5 @@
 """Tables with words, dates and gaps over the network: devices propose, a conflict stops, and the merge trains and predicts."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Authentication and authorisation over the wire, against a running server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

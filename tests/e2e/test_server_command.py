@@ -1,7 +1,5 @@
 """Refusals of the server's commands: one line on stderr and an exit code of its own. Quick commands import little."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`fedserver statistics` over the network: a running server, devices that disclose, and one that does not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Text over the network: a label for every position from the shard to the predictions, and the leaky model with its warning."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

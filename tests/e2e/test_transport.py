@@ -1,7 +1,5 @@
 """Transport of parts in real processes: within messages or as blobs, as they are or encoded in fewer bytes."""
 
-from __future__ import annotations
-
 import csv
 import signal
 from collections.abc import Callable

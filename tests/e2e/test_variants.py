@@ -1,7 +1,5 @@
 """Variants of a model in real processes: kills and newcomers change no bit, and a device cannot change its variant."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

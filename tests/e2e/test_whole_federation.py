@@ -1,7 +1,5 @@
 """Five devices with two digits each, from the start to models of their own: processes, mutual TLS, the documented commands."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Faults on demand: where they strike, and that the documented names are those in the code."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import os

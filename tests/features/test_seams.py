@@ -1,7 +1,5 @@
 """Seams: each is called by the core and answered by one feature, and without that feature it is less, or a refusal."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import Counter

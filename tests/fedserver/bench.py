@@ -1,7 +1,5 @@
 """An engine over a folder, and rounds with made-up updates: the server's work on tensors without the server."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Fixtures for tests of the server: its state in memory or on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The legs of a race over the network: what ends one, what is kept of it, and what stays through a switch of runs."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping

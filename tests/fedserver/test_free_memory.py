@@ -1,7 +1,5 @@
 """Memory of blocks that were freed between blocks in use goes back to the system when it is asked for."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

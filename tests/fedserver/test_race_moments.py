@@ -1,7 +1,5 @@
 """A race whose devices come, go, fail and are revoked, and whose server restarts, at random moments: it comes to its end."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Findings of fuzzers as text: a file for each target, a line of base64 for each input."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable
 from pathlib import Path

@@ -3,8 +3,6 @@
 FOLDER is a corpus that grows, one file for each input. It begins with the seeds and the kept inputs of the repository.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

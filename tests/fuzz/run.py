@@ -5,8 +5,6 @@ inputs of tests/fuzz/found. At its end, the inputs that reach different code are
 is kept.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Whole examples to begin with, so that a fuzzer need not discover the form of a certificate request by chance."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 from safetensors.numpy import save

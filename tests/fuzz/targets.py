@@ -4,8 +4,6 @@ A target may raise an error of the project, which names the fault for its reader
 check that accepted input is what it seems to be.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from datetime import datetime

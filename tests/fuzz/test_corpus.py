@@ -1,7 +1,5 @@
 """Kept inputs of fuzzers are tried again: the only errors are those that name the fault. `make fuzz` looks for more."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

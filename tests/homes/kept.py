@@ -1,7 +1,5 @@
 """Every file that a server or a device keeps, and where a later release finds the version of its format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of the checkout, and those of them that the wheel must have."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

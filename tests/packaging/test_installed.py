@@ -3,8 +3,6 @@
 They are called common, fedserver and fedclient. The wheel is built from a copy, because building writes into its folder.
 """
 
-from __future__ import annotations
-
 import configparser
 import json
 import os

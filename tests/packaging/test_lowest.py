@@ -1,7 +1,5 @@
 """constraints-lowest.txt has the lowest version of every requirement in pyproject.toml; `make lowest` tries it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Needs of each role: devices and simulations run without the extra `server`; a server names it in one line."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Installed packages with components: metadata and modules in a folder on sys.path, as pip would leave them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Example of a package, installed by pip as users install theirs, into a folder of its own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

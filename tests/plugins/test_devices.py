@@ -1,7 +1,5 @@
 """Components of packages: by name, those that win, and devices that refuse them before anything is loaded."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The mathematics of the example's components, against numbers worked out by hand or in float64."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 

@@ -1,7 +1,5 @@
 """A federation of real processes for the recorded peers."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.e2e.harness import Federation, FederationAt

@@ -6,8 +6,6 @@ not change this peer. The join token is parsed by `attune.common.identity`; test
 recorded value.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import queue

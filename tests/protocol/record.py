@@ -4,8 +4,6 @@ It is made once, when a version is frozen, by `python -m tests.protocol.record` 
 write a record that lacks something of the present one, because a frozen version does not change.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Version 1 is frozen: the contract and the generated code have all that the record has, unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Every message has its recorded bytes, and devices that know only the recorded version 1 take part to the end."""
 
-from __future__ import annotations
-
 import csv
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ Both run at the same time on this machine, with the interpreter of this program 
 It prints a line for each case, and a line for all. The exit status is 1 if a case differs or fails.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -6,8 +6,6 @@ users: `attune.simulate`, the two commands, and the files of homes.
 It prints one line of JSON for each case: {"case": NAME, "digests": {ITEM: DIGEST}}, or {"case": NAME, "failed": WHY}.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

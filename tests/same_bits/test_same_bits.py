@@ -1,7 +1,5 @@
 """Comparison of `make same-bits`: a changed number, a missing file and a failed case are named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small federations: shards on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

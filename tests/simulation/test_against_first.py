@@ -1,7 +1,5 @@
 """Methods of a table against the first one: a paired test with Holm's correction, where seeds or devices are enough."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The method auto: candidates are trained from rung to rung without a repeated round, and their scores choose one."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Buffered rounds (FedBuff) of whole federations, on a simulated clock: against float64, repeated, and stopped in between."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

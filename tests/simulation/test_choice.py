@@ -1,7 +1,5 @@
 """Models that devices keep: where federation helps and where it does not, and what sends no weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fedserver simulate`: attached from outside, it compares methods in a table, and writes files."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Comparison of runs: homes and saved results are read alike, numbers are by hand, errors name the run."""
 
-from __future__ import annotations
-
 import csv
 import unicodedata
 

@@ -1,7 +1,5 @@
 """`fedserver simulate` with several methods and grids: one model, settings for one method, a table that explains itself."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Pairs of features: each runs two rounds, or is refused with both names when the server starts."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from typing import Any

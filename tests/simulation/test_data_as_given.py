@@ -1,7 +1,5 @@
 """Data and models as people hand them over: models that change their input, batches of one sample, and arrays of any type."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

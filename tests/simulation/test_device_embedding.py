@@ -1,7 +1,5 @@
 """FedTP with the embedding on the device in whole federations: plain FedTP, of which the server sees a sum."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial

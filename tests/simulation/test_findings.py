@@ -1,7 +1,5 @@
 """Findings about data, in the same words by every command that reads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

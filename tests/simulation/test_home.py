@@ -1,7 +1,5 @@
 """A simulation in a folder: homes as over the network, which can be verified, and the same bits after an interruption."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

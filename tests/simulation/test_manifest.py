@@ -1,7 +1,5 @@
 """The manifest of a result: it says what the result was made with, and names no path of the machine."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Secure sums from one start: a server that serves a value again gets no second sum over other devices, and none is locked."""
 
-from __future__ import annotations
-
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator

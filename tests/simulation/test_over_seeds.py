@@ -1,7 +1,5 @@
 """Several seeds: means, deviations and the paired t-test by hand; each seed has the bits of a run of its own."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The preset `plain`: every method without what Attune adds to papers, and FedAvg as anybody would write it down."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

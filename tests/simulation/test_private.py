@@ -1,7 +1,5 @@
 """Federations whose devices or server add noise: what is refused, that a seed repeats it, and the ledger of what was spent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

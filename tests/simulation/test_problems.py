@@ -1,7 +1,5 @@
 """All problems of all sites are said at once, before anything trains: by `simulate`, and by `doctor` for several shards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

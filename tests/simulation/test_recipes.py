@@ -1,7 +1,5 @@
 """Recipes: the cuts by their mathematics, harmed devices, the end of a gain; a benchmark runs and continues."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

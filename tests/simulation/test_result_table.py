@@ -1,7 +1,5 @@
 """Tables of results: each form has the same numbers, the best is in bold, and text is escaped."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables as hospitals export them: three sites, of which one lacks a column, up to predictions for a new export."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`train.score`: what verdicts and tables of rare events show, and that it changes nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

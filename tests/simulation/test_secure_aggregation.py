@@ -1,7 +1,5 @@
 """Secure aggregation in whole federations: the plain result, from sums of which no summand can be read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

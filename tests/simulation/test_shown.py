@@ -1,7 +1,5 @@
 """Progress of a simulation for people, and its table as a DataFrame."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Mapping, Sequence

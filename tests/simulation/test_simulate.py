@@ -1,7 +1,5 @@
 """`attune.simulate` for its callers: arguments, results, refusals, and that no file is opened."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json

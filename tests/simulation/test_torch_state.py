@@ -1,7 +1,5 @@
 """Isolation of a simulation from the global state of torch: neither changes the other."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator

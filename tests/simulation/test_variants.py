@@ -1,7 +1,5 @@
 """Simulations with variants of a model: each device ends with its own network, in each way to compute them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`--real` runs also the commands that install, and the demo; otherwise this environment is used."""
 
-from __future__ import annotations
-
 import pytest
 
 

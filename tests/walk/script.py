@@ -4,8 +4,6 @@ A block `sh` runs to its end. A block with the title "in a terminal of its own" 
 next block waits until devices can join. A block `python` with a title is a file of that name; without a title it is run.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`make demo` in small: it prints the results of its federations, and the commands that it shows work."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

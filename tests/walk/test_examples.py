@@ -1,7 +1,5 @@
 """The examples are short, and they work."""
 
-from __future__ import annotations
-
 import importlib
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The notebooks run from the first cell to the last, and their results can be shown."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

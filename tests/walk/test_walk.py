@@ -1,7 +1,5 @@
 """README and tutorial, command by command, on a copy of the checkout: what a reader types works."""
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

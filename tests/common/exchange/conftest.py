@@ -1,7 +1,5 @@
 """Toy transforms as a package of somebody else: a module and metadata in a folder, as pip would leave them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A package's transforms over the network: devices that allow the package run it, and one without it is refused by name."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The chain of transforms: its three hooks, what excludes what, sealed updates, and one pass over what arrives."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import ModuleType

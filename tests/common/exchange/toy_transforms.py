@@ -4,8 +4,6 @@ The masks are no secret: they follow from the devices' names, so that a test can
 would.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Credentials on disk, and their dates."""
 
-from __future__ import annotations
-
 import hashlib
 import ssl
 from datetime import datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """Device names, and that identity is cheap to import."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Join tokens: their content, the values that both sides derive, and wrong tokens."""
 
-from __future__ import annotations
-
 import base64
 import hmac
 import string

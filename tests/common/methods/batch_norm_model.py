@@ -1,7 +1,5 @@
 """A model with BatchNorm, for tests of what may be shared."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Small real models of the registry, and a federation of aggregators and objectives in one process, in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Built-in methods by the models that they need."""
 
-from __future__ import annotations
-
 from attune.common.methods.registry import get, names
 
 ADAPTED = tuple(name for name in names() if any("lora" in selector for selector, _ in get(name).parts))

@@ -1,7 +1,5 @@
 """Newcomers to a finished federation: the tensors that each method trains; no other tensor changes."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Parts, options and names of methods: valid ones, refused ones, and the messages."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

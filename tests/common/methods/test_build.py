@@ -1,7 +1,5 @@
 """Construction of a method's working objects on real models."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

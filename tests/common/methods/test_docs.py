@@ -1,7 +1,5 @@
 """Every method has its page, every page has its method, and every setting is explained."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model is tried before devices come: its faults are named at the server's first start, and when a plan is made."""
 
-from __future__ import annotations
-
 import sys
 import types
 from collections import OrderedDict

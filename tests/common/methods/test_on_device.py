@@ -1,7 +1,5 @@
 """A device's own tensors under every built-in method: never handed in, kept over restarts, and saved as used."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

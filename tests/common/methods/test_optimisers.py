@@ -1,7 +1,5 @@
 """The in-place optimisers against torch.optim, step by step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

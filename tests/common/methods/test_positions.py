@@ -1,7 +1,5 @@
 """Every built-in method on sequences of tokens with a label for every position, in one process."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

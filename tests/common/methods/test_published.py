@@ -1,7 +1,5 @@
 """The settings of the paper's runs on a method's page are accepted, and agree with the page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Closed form: numbers worked out by hand, an independent calculation in numpy, and sums that no samples can have."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

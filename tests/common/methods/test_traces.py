@@ -3,8 +3,6 @@
 X (N, D), Y one-hot (N, C), W (C, D), H the head (C, K), B the body (K, D); everything in float64, full batches.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import msgspec

@@ -4,8 +4,6 @@ The oracle knows only the names of tensors, and computes in float64 with autogra
 and the hypernetwork's first weights with the product.
 """
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 
 import numpy as np

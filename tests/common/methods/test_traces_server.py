@@ -3,8 +3,6 @@
 X (N, D), y (N,), W (C, D) the model of three classes, z an embedding; everything in float64, full batches.
 """
 
-from __future__ import annotations
-
 import math
 from fnmatch import fnmatchcase
 

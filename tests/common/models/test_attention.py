@@ -1,7 +1,5 @@
 """Attention and positions against a hand-written float64 oracle."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A frozen body: its tensors, its digest, and that it never changes."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ConvNets: the papers' shapes, images of any size, and running statistics through training and aggregation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

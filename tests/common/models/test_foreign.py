@@ -4,8 +4,6 @@ Hugging Face's models are the real ones of the package transformers. timm cannot
 needs torchvision, whose wheels are CUDA builds), so its ViT is written here by hand, attribute by attribute, as in timm 1.0.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

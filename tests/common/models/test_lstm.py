@@ -1,7 +1,5 @@
 """The stacked LSTM against its equations, and its layers as components."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A label for every position: shapes, the visible positions, and the leak of the published text model (errata E3)."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

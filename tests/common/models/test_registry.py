@@ -1,7 +1,5 @@
 """Models by name: their data, options, determinism, and users' own models."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Roles, components and tensors, on our models and on models in other styles."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

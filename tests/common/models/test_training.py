@@ -1,7 +1,5 @@
 """Training of convolutional and recurrent models on a device, and their mean on a server: same bits, and any batch size."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import torch

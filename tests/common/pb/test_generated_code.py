@@ -1,7 +1,5 @@
 """The generated protobuf code is that of proto/attune/v1 by the pinned generator (`make proto`)."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The accountant against published figures, and the noise that it sets."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import math

@@ -1,7 +1,5 @@
 """Random numbers from a secret: their distribution, and that only the same context repeats them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Layouts and releases of noisy statistics: sizes by hand, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics as whole numbers: hand-worked slots, exact sums, and masks that cancel."""
 
-from __future__ import annotations
-
 import os
 from fractions import Fraction
 

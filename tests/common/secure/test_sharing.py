@@ -1,7 +1,5 @@
 """Shares of a secret: each is the polynomial's value, and as many as the threshold give the secret."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from random import Random
 

@@ -1,7 +1,5 @@
 """Fixtures: every dtype with random bits, files of raw headers, and the bytes that the safetensors package writes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

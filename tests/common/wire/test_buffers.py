@@ -1,7 +1,5 @@
 """Receiving into memory: one buffer, and every promise of the peer checked; tensors against the expected ones."""
 
-from __future__ import annotations
-
 import pytest
 import safetensors.torch
 import torch

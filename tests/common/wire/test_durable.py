@@ -1,7 +1,5 @@
 """State after a power cut: files and folders are whole or absent. Bytes and names are synced in the right order."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

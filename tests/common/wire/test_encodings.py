@@ -1,7 +1,5 @@
 """Lossy encodings: the tensors that they change, and the error of a value, against exact fractions."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

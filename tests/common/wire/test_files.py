@@ -1,7 +1,5 @@
 """Tensor files: byte-exact against the safetensors package both ways, any order of writing, lazy reading, clean failure."""
 
-from __future__ import annotations
-
 import errno
 import os
 

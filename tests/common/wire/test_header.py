@@ -1,7 +1,5 @@
 """Each kind of malformed header has its own error; unusual, but well-formed, headers are read."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A test expects the causes that any draw meets often; test_header.py has an examp
 are compared with the safetensors package: it must accept them too, and see the same tensors.
 """
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections import Counter

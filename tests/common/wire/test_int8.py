@@ -1,7 +1,5 @@
 """int8 with error feedback: the error of a value, by hand and against float64, alone and over many rounds."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

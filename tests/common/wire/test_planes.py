@@ -1,7 +1,5 @@
 """zstd: every bit comes back, no tensor becomes larger, and no frame makes more bytes than its tensor has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

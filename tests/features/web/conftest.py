@@ -1,7 +1,5 @@
 """A page of made-up facts, served for real, and one simulated federation for several tests."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """The page in a real Chromium, of a real server with real devices: what people see, and the buttons' effects."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The page's summary of all reports: its status is that of all of them, and its lines are their means."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A finished run: its home, and the simulation itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

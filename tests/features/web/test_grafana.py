@@ -1,7 +1,5 @@
 """deploy/grafana.json against /metrics of a real server of a real run: every query has its series."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

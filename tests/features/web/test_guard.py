@@ -1,7 +1,5 @@
 """Permissions of the page: every request is sent over a real connection, with exactly these headers."""
 
-from __future__ import annotations
-
 import pytest
 
 from attune.common import aio

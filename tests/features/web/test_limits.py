@@ -1,7 +1,5 @@
 """Limits on the page's port for callers without the token: connections, time, and the size of a request."""
 
-from __future__ import annotations
-
 import socket
 import time
 

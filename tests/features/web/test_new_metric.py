@@ -1,7 +1,5 @@
 """A metric with a descriptor is in every view, without other changes."""
 
-from __future__ import annotations
-
 import csv
 
 import msgspec

@@ -1,7 +1,5 @@
 """The page for an operator: the federation's title, disk and backup, finished devices, and figures that stay."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

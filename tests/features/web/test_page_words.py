@@ -1,7 +1,5 @@
 """Words of the page, by its own code without a browser."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Roles of the page: the operator's token, viewers and operators by name, and the token that only reads /metrics."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """Entrants of a race: what each trains, with which model, and who takes no part."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

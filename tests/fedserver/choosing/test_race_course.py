@@ -1,7 +1,5 @@
 """The course of a race: a candidate that devices could not score ends nothing but its own part in it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

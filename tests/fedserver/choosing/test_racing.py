@@ -1,7 +1,5 @@
 """The race of candidate methods: rungs, paired differences and decisions, by hand and for any scores."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

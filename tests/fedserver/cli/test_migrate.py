@@ -1,7 +1,5 @@
 """`fedserver migrate`: a home's state goes to PostgreSQL and S3 and comes back, whole, however often the move is killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`fedserver restore` of an older backup: devices that were revoked since stay revoked, unless the operator says otherwise."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

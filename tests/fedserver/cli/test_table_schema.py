@@ -1,7 +1,5 @@
 """`fedclient describe` and `fedserver schema`, from tables to one file for all sites."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`fedserver verify`: a line for each damaged file of a home. A start removes leftovers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

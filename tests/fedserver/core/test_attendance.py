@@ -1,7 +1,5 @@
 """Devices that cost the others time, by scripts of honest and hostile ones: events in, effects out, an hour in a moment."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """Which federations have a closed form in their devices' blends, and what is said where it is missing."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

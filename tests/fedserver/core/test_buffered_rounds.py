@@ -1,7 +1,5 @@
 """Buffered rounds as pure decisions: orders that outlive rounds, the order of arrivals, staleness, and restarts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

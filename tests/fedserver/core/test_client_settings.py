@@ -1,7 +1,5 @@
 """Client-level privacy: what is refused by name when the server starts, and the rounds whose devices are drawn in secret."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

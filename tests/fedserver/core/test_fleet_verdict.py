@@ -1,7 +1,5 @@
 """Verdict on a fleet, with numbers worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

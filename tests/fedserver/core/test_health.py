@@ -1,7 +1,5 @@
 """Health: devices' losses or troubles take the last round back; decided without tensors."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """A column that a site lacks, or has besides, is named: before the plan, against it, and against what the operator declares."""
 
-from __future__ import annotations
-
 import pytest
 
 from attune.common.config import TrainSettings

@@ -1,7 +1,5 @@
 """Early end of a federation: what counts as a gain, by hand and for any liar, and which settings allow it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings, plans, and the settings that a home is bound to."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

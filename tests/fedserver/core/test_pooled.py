@@ -1,7 +1,5 @@
 """Pooled differences over sites: the equation of Paule and Mandel, sites that agree, few sites, and hostile claims."""
 
-from __future__ import annotations
-
 import math
 from statistics import median
 

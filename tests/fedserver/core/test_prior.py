@@ -1,7 +1,5 @@
 """Results of a fleet's devices about their models, as the prior of the next evaluation."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Devices that are silent in exchanges of secure aggregation: what they cost a fleet, an hour in a moment."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from itertools import cycle
 

@@ -1,7 +1,5 @@
 """One schema of many sites' proposals, and the conflicts that stop it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tasks before round 1: agreement, refusals by name, and the task in the plan."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """Classes of the plan: a class is the same class at every site."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

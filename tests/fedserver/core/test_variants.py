@@ -1,7 +1,5 @@
 """Settings of variants: what [[model.variant]] may say, what the plan has of it, and what is refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Votes: on the form of the data before round 1, where a token is one voice, and by scores, where no device decides alone."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

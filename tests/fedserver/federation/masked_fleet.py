@@ -1,7 +1,5 @@
 """A fleet in memory that gives masked statistics to a server: its own code on both sides, without a network."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Served changes from an earlier value: they lead to the right value, to the last bit, or are not served."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import save

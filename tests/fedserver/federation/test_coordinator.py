@@ -1,7 +1,5 @@
 """The coordinator: the order of its durable steps, and the waits for them, in memory and on disk, without a network."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence

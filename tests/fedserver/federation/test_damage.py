@@ -1,7 +1,5 @@
 """One flipped bit in a file of the server: it is detected before it is used, and repaired to the same bits or named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

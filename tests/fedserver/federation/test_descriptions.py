@@ -1,7 +1,5 @@
 """Newcomers that tell of their data before they are served: the server waits for that, and for nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Direct transfers with a store that lies, fails or is slow: only checked bytes count, and no object is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import threading

@@ -1,7 +1,5 @@
 """Early end of a federation from the evaluations in its ledger: sequences of likelihoods by hand, restarts, and liars."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

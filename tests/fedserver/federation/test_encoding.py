@@ -1,7 +1,5 @@
 """Parts in lossy encodings: requested, checked, and aggregated in the dtypes of the part."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Small blobs travel within orders and updates; an update can come before its blobs and wait."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

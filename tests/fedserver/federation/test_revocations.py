@@ -1,7 +1,5 @@
 """Revocations, broken streams, refused updates and restarts at random moments: the other devices come to the end."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Mapping

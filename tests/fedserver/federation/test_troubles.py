@@ -1,7 +1,5 @@
 """Obstacles of a server: a store that fails is said until a call of it is good, and a watch that fails is started again."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from contextlib import nullcontext, suppress

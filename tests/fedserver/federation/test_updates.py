@@ -1,7 +1,5 @@
 """Numbers of an update: those that are kept, and those that are refused by name."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """Names of orders, and incoming files: resumable, taken over, never outside their folder."""
 
-from __future__ import annotations
-
 import logging
 from concurrent.futures import ThreadPoolExecutor
 

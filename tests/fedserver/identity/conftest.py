@@ -1,7 +1,5 @@
 """A mutual-TLS gRPC server on a free port that tells each caller its fingerprint, and calls to it."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

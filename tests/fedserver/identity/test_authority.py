@@ -1,7 +1,5 @@
 """The authority: the certificates that it signs, those that it refuses, and its files."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import ssl

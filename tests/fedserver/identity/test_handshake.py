@@ -1,7 +1,5 @@
 """Real mutual-TLS handshakes: accepted and refused certificates."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

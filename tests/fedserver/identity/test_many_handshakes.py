@@ -3,8 +3,6 @@
 The server is a process of its own, because gRPC's core might crash (grpc issue 36693).
 """
 
-from __future__ import annotations
-
 import socket
 import ssl
 import subprocess

@@ -1,7 +1,5 @@
 """Admission of devices by fingerprints and the current content of the database."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from datetime import datetime, timedelta, timezone

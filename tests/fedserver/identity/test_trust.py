@@ -1,7 +1,5 @@
 """Decisions about trust in the audit log: after a start the ledger has them again, whatever it has lost."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import closing
 from pathlib import Path

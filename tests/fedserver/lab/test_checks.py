@@ -1,7 +1,5 @@
 """Bound of one update relative to its cohort's others: against a float64 oracle, and bit for bit if no bound applies."""
 
-from __future__ import annotations
-
 import math
 import random
 

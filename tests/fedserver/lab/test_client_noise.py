@@ -1,7 +1,5 @@
 """Noise of client-level privacy: its statistics, what it is a function of, and how far one device moves a release."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Refusals at the start of a server, for what its own settings rule out, before devices connect."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Proofs of another device about one device from the sums that it is served, against what the ledger charges."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

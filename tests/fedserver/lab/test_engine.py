@@ -1,7 +1,5 @@
 """Tensors of a round: served values, refused updates, and a restart at any moment that serves the same bits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A start near the present one, from which a secure sum may be made again."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Variants of a model on the server: each part has a state for each variant, and the closed form is over all devices."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Requirements of every store of blobs and every spool, in a folder and in memory."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

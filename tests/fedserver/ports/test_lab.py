@@ -1,7 +1,5 @@
 """The lab's jobs: their arguments and results are values, and they need neither files nor a local path."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import os

@@ -1,7 +1,5 @@
 """Requirements of every ledger, in memory and on disk, and of the one on disk alone."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Incoming frames: batches, and two faults of a peer."""
 
-from __future__ import annotations
-
 import asyncio
 
 import grpc

@@ -1,7 +1,5 @@
 """Decisions of an operator and enrolments are carried out to their end, also if the call ends before it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace

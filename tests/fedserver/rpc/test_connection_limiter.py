@@ -1,7 +1,5 @@
 """Choice of connections to close: with hand-made sockets and times, and once with real ones."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """The end of a certificate ends its stream, however busy that is."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Calls of one connection reach their handlers in the order in which they came, however long the database takes for one."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Beats: the pace of the settings, a slower one in a large fleet, and one task that looks after all streams."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Two processes with one identity: the later one ends with an error, and the operator sees it. A dead one holds up nobody."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Accounts of bytes that belong to no message: worked out by hand, and once with the kernel's own count."""
 
-from __future__ import annotations
-
 import socket
 import sys
 

@@ -1,7 +1,5 @@
 """The audit log: chained, with changes detected, and whole after a process was killed in the middle of a line."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

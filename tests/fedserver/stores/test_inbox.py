@@ -1,7 +1,5 @@
 """Accepted updates: whole or absent, kept while the state may have to be rebuilt from them, and checked when read."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several servers over one database: one of them serves, and a server that was replaced can commit nothing."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """Ranges of objects on a worker: any range has the bytes of the blob, and other bytes in its chunks are found."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 

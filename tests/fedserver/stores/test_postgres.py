@@ -1,7 +1,5 @@
 """The ledger in PostgreSQL: its schema, what it refuses, and a database that is lost and comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import threading

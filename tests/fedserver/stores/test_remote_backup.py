@@ -1,7 +1,5 @@
 """Backups of a federation in PostgreSQL and S3: `fedserver backup` refuses, and the tools that it names bring all back."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A flipped byte in a row of the database is noticed by the check of a start and of `fedserver verify`, in every table."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing

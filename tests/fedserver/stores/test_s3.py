@@ -1,7 +1,5 @@
 """Blobs in S3: the cache and its bound, what belongs to whom, and stores that are lost."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Objects of an S3 store whose answers say what is missing."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

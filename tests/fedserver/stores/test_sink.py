@@ -1,7 +1,5 @@
 """Incoming blobs: they survive kill -9, a full disk and lying peers."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

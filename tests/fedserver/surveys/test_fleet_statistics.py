@@ -1,7 +1,5 @@
 """Statistics of a fleet, against numpy on the joined tables, and what is withheld."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

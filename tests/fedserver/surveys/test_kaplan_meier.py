@@ -1,7 +1,5 @@
 """Survival of a fleet: by hand, against lifelines on the joined tables, and what is withheld."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The layout of a masked sum, by what devices declare, and what is read out of a sum."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Figures of a fleet whose devices add noise, against numpy on the joined tables, and their errors against repetition."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

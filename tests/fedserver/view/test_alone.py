@@ -1,7 +1,5 @@
 """Ordinary models alone in every view of the server, from reports that are made by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

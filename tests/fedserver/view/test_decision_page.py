@@ -1,7 +1,5 @@
 """`fedserver report`: three hospitals with 4 % events get a page of what can be said, offline; hostile words are escaped."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path

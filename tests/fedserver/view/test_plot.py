@@ -1,7 +1,5 @@
 """Pictures of a federation: files are written, the page is self-contained, its numbers are right, errors are clear."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`fedserver privacy`: the budget of a run, and what devices report as spent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Accuracies by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

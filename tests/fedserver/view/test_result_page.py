@@ -1,7 +1,5 @@
 """The first section of the page of `fedserver plot`: what a reader without technical knowledge is told of the result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

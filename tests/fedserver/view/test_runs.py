@@ -1,7 +1,5 @@
 """The next run of a home: the files that stay, those put aside, a killed command, and refusals."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

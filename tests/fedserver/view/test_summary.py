@@ -1,7 +1,5 @@
 """Evaluation by the protocols of both papers, with every number by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Data sets for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

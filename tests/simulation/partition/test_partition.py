@@ -1,7 +1,5 @@
 """Partitions: each scheme against its definition, normalisation and noise by hand, and the files on disk."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

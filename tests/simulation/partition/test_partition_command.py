@@ -1,7 +1,5 @@
 """`fedclient partition`: options, settings of schemes and refusals, as typed, and that alpha of Synthetic changes no label."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

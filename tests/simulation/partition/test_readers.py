@@ -1,7 +1,5 @@
 """Every form of data set: small files that are made here, and refusals."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct

@@ -1,7 +1,5 @@
 """The published data sets, from ATTUNE_DATA or ../shared/data. Skipped if they are not there."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Properties of every scheme: no sample twice, equal classes in both parts, and the seed decides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

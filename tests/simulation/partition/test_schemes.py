@@ -1,7 +1,5 @@
 """Each scheme against counts by hand or published ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

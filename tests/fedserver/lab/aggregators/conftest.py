@@ -1,7 +1,5 @@
 """A small part of a model, aggregators over it, and updates that a seed determines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

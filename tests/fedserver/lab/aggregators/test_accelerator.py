@@ -3,8 +3,6 @@
 A fake tensor has a shape and a device, but no numbers. The numbers are tested on the CPU by all other tests.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

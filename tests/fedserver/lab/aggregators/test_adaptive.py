@@ -1,7 +1,5 @@
 """The server's optimisers for shared parts against numbers worked out by hand and against float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """FedMCSA against an independently written float64 oracle, its two limits, and the state that is kept."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

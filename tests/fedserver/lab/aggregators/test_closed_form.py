@@ -1,7 +1,5 @@
 """The server's side of the closed form, against an independent calculation from the samples themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

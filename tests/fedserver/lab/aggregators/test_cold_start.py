@@ -1,7 +1,5 @@
 """Cold start: a device without a history is served the mean of the clients' values, or weights near their mean."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Requirements of every aggregator, whatever it computes."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest

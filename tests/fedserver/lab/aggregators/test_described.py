@@ -1,7 +1,5 @@
 """Embeddings of later devices from descriptions of their data: the regression by hand, and in the engine through restarts."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

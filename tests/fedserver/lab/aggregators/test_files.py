@@ -1,7 +1,5 @@
 """Updates in files: mixed to the same bits as in memory, and each byte of them read once."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest

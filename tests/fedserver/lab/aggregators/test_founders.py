@@ -1,7 +1,5 @@
 """Founders keep their own embeddings until their first update, whoever is sampled before. Later devices begin with the mean."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

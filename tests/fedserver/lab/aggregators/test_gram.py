@@ -1,7 +1,5 @@
 """Products and mixtures by blocks against float64: the bound of 1e-6, seams between blocks, and values near an origin."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

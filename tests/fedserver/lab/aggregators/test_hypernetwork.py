@@ -1,7 +1,5 @@
 """FedTP's server step against autograd, the scale of generated weights, and the embeddings that a round changes."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Matrices of attention: the recorded weights are those that were used, with the clients' names, within a limit of size."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The weighted mean against numbers worked out by hand and against float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A cohort larger than the memory that a process may have: updates are read tensor by tensor, and never all at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

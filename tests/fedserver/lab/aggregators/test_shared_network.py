@@ -1,7 +1,5 @@
 """The hypernetwork that devices are sent: its rounds are those of the hypernetwork that has the embeddings itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """HeurFedAMP and FedAMP by hand, against an independent float64 oracle, and in their limits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Robust rules: against loops in float64, against numbers by hand, and against attackers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
