@@ -34,7 +34,7 @@ from attune.common.metrics import metrics_of
 from attune.common.protocol import ENCODINGS
 from attune.common.wire.blobs import Readable, all_bytes, paced_frames
 from attune.common.wire.digest import Digest, check_digest
-from attune.common.wire.header import Layout, Limits, Manifest, TensorSpec, layout_in, layout_of
+from attune.common.wire.header import Layout, Limits, Manifest, layout_in, layout_of
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
 from attune.common.wire.tensors import Tensors, check_manifest, views
 from attune.fedclient.address import backoff_s
@@ -202,9 +202,7 @@ async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[
 
 
 @lru_cache(maxsize=16)
-def _inline(
-    ref: BlobRef, limit_bytes: int, who: str, expected: tuple[tuple[str, TensorSpec], ...] | None
-) -> tuple[Tensor, Layout]:
+def _inline(ref: BlobRef, limit_bytes: int, who: str, expected: tuple[Any, ...] | None) -> tuple[Tensor, Layout]:
     """Check a blob within an order, and return it; devices of one process are often served the same one."""
     buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, who)
     buffer.write(ref.data)
