@@ -65,8 +65,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     A tensor that is contiguous and on the CPU is not copied.
     """
     flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
-    if flat.shape[0] == 1:  # a single number may have any stride, with which torch views no bytes
-        flat = flat.as_strided((1,), (1,))
+    if flat.shape[0] < 2:  # a single number may have any stride, with which torch views no bytes
+        flat = flat.as_strided(flat.shape, (1,))
     return flat.view(torch.uint8).numpy().data
 
 

@@ -34,7 +34,7 @@ from attune.common.metrics import metrics_of
 from attune.common.protocol import ENCODINGS
 from attune.common.wire.blobs import Readable, all_bytes, paced_frames
 from attune.common.wire.digest import Digest, check_digest
-from attune.common.wire.header import Limits, Manifest, TensorSpec, layout_in, layout_of
+from attune.common.wire.header import Layout, Limits, Manifest, layout_in, layout_of
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
 from attune.common.wire.tensors import Tensors, check_manifest, views
 from attune.fedclient.address import backoff_s
@@ -76,12 +76,16 @@ class ReceiveBuffer:
         self.offset = end
 
     def finish(self, expected: Manifest | None = None) -> Tensors:
-        """Return all tensors as views into the buffer, after digest, header and (if given) `expected` are checked.
+        """Return all tensors as views into the buffer, after it is checked. Errors are those of `checked` and `views`."""
+        return views(*self.checked(expected), self._who)
+
+    def checked(self, expected: Manifest | None) -> tuple[Tensor, Layout]:
+        """Return the buffer's bytes and layout, after digest, header and (if given) `expected` are checked.
 
         Raises:
             Truncated: Bytes are missing.
             DigestMismatch: The bytes are not the announced ones.
-            Malformed: As in parse_header, check_manifest and views.
+            Malformed: As in parse_header and check_manifest.
         """
         if self.offset < self.size:
             raise Truncated(f"{self._who}: {self.offset} of {self.size} bytes arrived; go on at offset {self.offset}")
@@ -90,7 +94,7 @@ class ReceiveBuffer:
         layout = layout_in(self._bytes, self._limits, self._who)
         if expected is not None:
             check_manifest(layout.manifest, expected, self._who)
-        return views(self._buffer_B, layout, self._who)
+        return self._buffer_B, layout
 
 
 ROOM_BYTES = 1 << 16  # a blob may carry metadata beyond what its tensors need
@@ -165,12 +169,9 @@ async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[
     if ref.encoding and ref.encoding not in ENCODINGS:
         raise WireError(f"{who} is written as {ref.encoding[:40]!r}: update fedclient")
 
-    def finished(buffer: ReceiveBuffer) -> dict[str, Tensor]:
-        return buffer.finish(None if ref.encoding else expected)
-
     if ref.data:
-        whole = _inline(ref, limit_bytes, who, None if ref.encoding else tuple(expected.items()))
-        return {name: tensor.clone() for name, tensor in whole.items()}
+        buffer_B, layout = _inline(ref, limit_bytes, who, None if ref.encoding else tuple(expected.items()))
+        return views(buffer_B.clone(), layout, who)  # not copies of single tensors: products depend on their places in memory
     for attempt in range(1, ATTEMPTS + 1):
         buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, who)
 
@@ -190,7 +191,7 @@ async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[
 
         await persist(link, go_on, lambda error: say(complaint(error)))
         try:
-            return finished(buffer)
+            return buffer.finish(None if ref.encoding else expected)
         except DigestMismatch:
             if attempt == ATTEMPTS:
                 raise
@@ -198,11 +199,11 @@ async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[
 
 
 @lru_cache(maxsize=16)
-def _inline(ref: BlobRef, limit_bytes: int, who: str, expected: tuple[tuple[str, TensorSpec], ...] | None) -> Tensors:
-    """Return the tensors of a blob within an order, as `_fetched`; devices of one process are often served the same one."""
+def _inline(ref: BlobRef, limit_bytes: int, who: str, expected: tuple[Any, ...] | None) -> tuple[Tensor, Layout]:
+    """Check a blob within an order, and return it; devices of one process are often served the same one."""
     buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, who)
     buffer.write(ref.data)
-    return buffer.finish(None if expected is None else dict(expected))
+    return buffer.checked(None if expected is None else dict(expected))
 
 
 def complaint(error: Exception) -> str:
