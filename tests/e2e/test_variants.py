@@ -139,3 +139,4 @@ def test_a_plan_without_variants_refuses_one_and_a_later_run_may_add_it(
     assert federation.export().keys() >= {"shared.safetensors", "shared@small.safetensors"}
     assert federation.client("one")["variant"] == "small"
     assert server.stop() == 0
+    federation.command("fedserver", "verify", "--home", str(federation.home))
