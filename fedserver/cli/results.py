@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, removed_option
+from attune.common.command_group import FILE, FOLDER, FORMAT, NAME, PATH, removed_option
 from attune.common.durable import check_file
 from attune.common.errors import SettingError
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, existing, place_of
@@ -87,8 +87,8 @@ def statistics(home: Path | None, columns: str, patience: float, as_json: bool, 
 @click.command()
 @HOME
 @click.option("--model", type=PATH, help="Folder of a finished model (default: the common model of a run).")
-@click.option("--run", default="", metavar="NAME", help="This run's common model (default: of the present one).")
-@click.option("--name", default="", help="Name of the evaluation's run (default: evaluation-1, -2, ...).")
+@click.option("--run", type=NAME, default="", metavar="NAME", help="This run's common model (default: of the present one).")
+@click.option("--name", type=NAME, default="", help="Name of the evaluation's run (default: evaluation-1, -2, ...).")
 @click.option("--min-clients", type=click.IntRange(1), help="Devices with which it begins (default: all that are enrolled).")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any further setting, such as train.score=auroc.")
 @click.option("--host", help="As of `fedserver`.")
@@ -117,7 +117,7 @@ def evaluate(home: Path | None, assignments: tuple[str, ...], **given: Any) -> N
 @HOME
 @click.option("--out", type=FILE, required=True, help="File to write, such as report.html.")
 @click.option("--question", default="", help="What is to be decided, for the head of the page.")
-@click.option("--run", default="", metavar="NAME", help="An earlier run (default: the present one).")
+@click.option("--run", type=NAME, default="", metavar="NAME", help="An earlier run (default: the present one).")
 def report(home: Path | None, out: Path, question: str, run: str) -> None:
     """Write one page for people who decide: what each site gained, what left it, and what cannot be said.
 

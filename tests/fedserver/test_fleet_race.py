@@ -89,7 +89,7 @@ def test_the_data_of_the_devices_in_the_plan_say_who_takes_part(monkeypatch: pyt
 
         async def started(*arguments: Any) -> Any:
             odd = msgspec.json.encode(msgspec.structs.replace(PROFILE, labels=["\uff10"]))
-            server.members.connect("late", replace(hello(encodings=[SCORES]), profile_json=odd))
+            server.members.connect("late", msgspec.structs.replace(hello(encodings=[SCORES]), profile_json=odd))
             return await start(*arguments)
 
         monkeypatch.setattr(server.state.lab, "start", started)

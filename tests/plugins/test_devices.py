@@ -39,7 +39,7 @@ class NoStore:
 
     where = "home"
 
-    def plan(self) -> None:
+    def kept(self, what: str) -> None:
         return None
 
 

@@ -39,13 +39,18 @@ def federation(members: Mapping[str, Any], method: str, model: Any, **given: Any
 def written(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Record the names in every blob: served, handed in, and of both sides' state, in files and in memory."""
     blobs: list[set[str]] = []
-    begin = files.TensorWriter.__init__
+    begin, listed = files.TensorWriter.__init__, files.manifest_of
 
     def seen(writer: files.TensorWriter, where: Any, manifest: Mapping[str, Any], **options: Any) -> None:
         blobs.append({name.removeprefix("personal.") for name in manifest})
         begin(writer, where, manifest, **options)
 
+    def seen_in_memory(tensors: Mapping[str, Any]) -> Any:
+        blobs.append({name.removeprefix("personal.") for name in tensors})
+        return listed(tensors)
+
     monkeypatch.setattr(files.TensorWriter, "__init__", seen)
+    monkeypatch.setattr(files, "manifest_of", seen_in_memory)
     return blobs
 
 

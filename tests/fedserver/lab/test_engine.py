@@ -5,9 +5,9 @@ import torch
 
 from attune.common.errors import UpdateRefused
 from attune.common.methods.registry import configured_in
+from attune.common.wire import tensors as of_tensors
 from attune.fedserver.core.adaptation import adaptation_of
 from attune.fedserver.core.records import AcceptedUpdate, Report
-from attune.fedserver.lab import checks
 from attune.fedserver.lab.vault import name_of
 from tests.fedserver.bench import Bench, plan
 from tests.raising import malformed
@@ -77,7 +77,7 @@ def test_what_a_stranger_is_served_is_made_once_and_survives_a_restart(bench, me
 def checked_in(request, monkeypatch):
     """Check updates a few numbers at a time, so that tensors of these sizes have several blocks."""
     if request.param:
-        monkeypatch.setattr(checks, "BLOCK", request.param)
+        monkeypatch.setattr(of_tensors, "BLOCK", request.param)
 
 
 def test_updates_that_do_not_fit_are_refused_by_name(bench, tmp_path, checked_in):
