@@ -21,7 +21,7 @@ IDENTITY, TERM, MOVING = (
     "storage",
     "term",
     "moving",
-)  # keys of the table `meta` that belong to a place: see stores.remote and stores.postgres
+)  # keys of the table `meta` that belong to a place: see features.remote
 COLUMNS = {
     "meta": "key, value", "devices": DEVICE, "certificates": CERTIFICATE, "tokens": TOKEN,
     "refusals": ", ".join(Refusal.__dataclass_fields__), "slots": "part, key, file, digest, size",

@@ -38,11 +38,8 @@ def test_an_answer_takes_what_its_seam_gives() -> None:
 
 def test_a_feature_has_the_name_of_its_folder_and_a_rank_of_its_own() -> None:
     features = seams.features()
-    assert sorted(feature.name for feature in features) == sorted(
-        path.parent.name for path in seams.FOLDER.glob("*/feature.py")
-    )
-    ranks = [feature.rank for feature in features]
-    assert ranks == sorted(set(ranks))
+    assert {feature.name for feature in features} == {path.parent.name for path in seams.FOLDER.glob("*/feature.py")}
+    assert len({feature.rank for feature in features}) == len(features)
     assert {name: feature.name for feature in features for name in feature.commands} == seams.COMMANDS
 
 
