@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -302,7 +301,7 @@ def table(outcomes: Sequence[DeviceOutcome]) -> list[str]:
     accuracies = [result.accuracy for result in results if result.accuracy is not None]
     mean = f", mean {metric} {sum(accuracies) / len(accuracies):.3f}" if accuracies else ""
     lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} devices have their model{mean}"]
-    findings = {outcome.name: _finding(outcome.result) for outcome in outcomes}
+    findings = {one.name: shown_verdict(msgspec.structs.asdict(one.result)) if one.result else None for one in outcomes}
     count = Counter(finding for finding in findings.values() if finding is not None)
     if count:
         said = (f"{finding} {count[finding]}" for finding in get_args(Verdict) if count[finding])
@@ -327,10 +326,6 @@ def _no_better(results: Sequence[OrderResult], metric: str) -> Iterator[str]:
         yield f"a constant answer: mean {metric} {sum(constant) / len(constant):.3f}{said}"
 
 
-def _finding(result: OrderResult | None) -> Verdict | None:
-    return shown_verdict(msgspec.structs.asdict(result)) if result else None
-
-
 def failures(outcomes: Sequence[DeviceOutcome]) -> list[str]:
     """Return the devices that failed, with the reasons. Devices with the same reason share a line."""
     return agreeing((outcome.name, _text(outcome.error)) for outcome in outcomes if outcome.error is not None)
@@ -352,8 +347,4 @@ def join(members: Sequence[DeviceOptions], say: Callable[[str], None]) -> None:
         assert options.home is not None  # noqa: S101 (members() gave every device one)
         home = DeviceHome(options.home)
         with home.locked():
-            aio.run(identity_of(options, home, partial(_labelled, say, options.label)))
-
-
-def _labelled(say: Callable[[str], None], label: str | None, text: str) -> None:
-    say(f"{label}: {text}")
+            aio.run(identity_of(options, home, lambda text, label=str(options.label): say(f"{label}: {text}")))

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from attune.common import homes
-from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType, removed_option
+from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType
 from attune.common.config import load_settings
 from attune.common.durable import check_folder
 from attune.common.errors import AttuneError
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     type=click.Choice(EXECUTORS),
     help="How devices train: one by one (sequential), together (stacked), in processes, or on Ray.",
 )
-@removed_option("--try-executors", instead="--executor stacked is faster for small models, processes for large ones")
 @click.option("--home", type=FOLDER, help="Keep all state in this folder, and continue from it.")
 @click.option("--out", type=FOLDER, help="Write the results of each method below this folder.")
 @click.option(

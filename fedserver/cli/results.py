@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, removed_option
+from attune.common.command_group import FILE, FOLDER, FORMAT, PATH
 from attune.common.durable import check_file
 from attune.common.errors import SettingError
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, existing, place_of
@@ -39,8 +39,6 @@ def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     type=click.Choice(["clients", "accuracy", "attention", "embeddings"]),
     help="Only this one (may be repeated; default: all that the method has).",
 )
-@removed_option("--labels", instead="clients that declared the same classes have one colour")
-@removed_option("--runs", "--x", instead="`fedserver compare` draws several runs")
 @FORMAT
 def plot(
     home: Path | None,

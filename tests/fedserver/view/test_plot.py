@@ -338,19 +338,6 @@ def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
     assert "Not known to the server: devices have compared nothing yet" in page.text
 
 
-@pytest.mark.parametrize(
-    ("words", "instead"),
-    [
-        (("plot", "--runs", "x", "--x", "train.lr", "--out", "y"), "compare"),
-        (("plot", "--labels", "x.csv"), "classes"),
-        (("simulate", "--try-executors"), "--executor"),
-    ],
-)
-def test_an_option_of_earlier_versions_says_what_to_do_instead(words, instead):
-    done = CliRunner().invoke(cli, words)
-    assert done.exit_code == 2 and f"{words[1]} is gone: " in done.output and instead in done.output
-
-
 def test_a_name_with_letters_that_the_font_lacks_is_drawn_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     figure = figures.new(2, 2)
     figure.suptitle("東京")
