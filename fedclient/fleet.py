@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -347,4 +348,8 @@ def join(members: Sequence[DeviceOptions], say: Callable[[str], None]) -> None:
         assert options.home is not None  # noqa: S101 (members() gave every device one)
         home = DeviceHome(options.home)
         with home.locked():
-            aio.run(identity_of(options, home, lambda text, label=str(options.label): say(f"{label}: {text}")))
+            aio.run(identity_of(options, home, partial(_labelled, say, options.label)))
+
+
+def _labelled(say: Callable[[str], None], label: str | None, text: str) -> None:
+    say(f"{label}: {text}")
