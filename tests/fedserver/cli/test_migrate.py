@@ -91,7 +91,7 @@ def test_there_and_back_nothing_changes(ready: Path) -> None:
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("step", ["copy_rows", "put_value", "_compare", "sync", "_empty_folder", "write_database"])
 def test_a_move_that_was_interrupted_goes_on(ready: Path, monkeypatch: pytest.MonkeyPatch, step: str, back: bool) -> None:
-    from attune.fedserver.view import migrate as moving
+    from attune.features.remote import migrate as moving
 
     before, words = all_of(ready), engines.remote_words()
     if back:
