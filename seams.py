@@ -7,7 +7,7 @@ a refusal that names it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import cache, wraps
 from importlib import import_module
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from asyncio import Future
 
     from attune.common.config import ServerSettings
+    from attune.common.pictures.figures import Section
     from attune.fedclient.address import Proxy
     from attune.fedclient.link.port import BlobRoute
     from attune.fedclient.work.processes.remote_executor import RemoteExecutor
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from attune.fedserver.home import ServedAddress, ServerHome
     from attune.fedserver.identity.admin import FederationAdmin
     from attune.fedserver.identity.registrar import Registrar
+    from attune.fedserver.ports.blobs import Blobs
     from attune.fedserver.ports.lab import LabCluster
+    from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.ports.storage import HomeStorage, Storage
     from attune.fedserver.rpc.service import DirectCalls
 
@@ -41,7 +44,7 @@ DirectMaker = Callable[["OrderBook", "Updates"], "DirectCalls"]
 Watch = Callable[["Coordinator", "Storage"], AbstractContextManager[None]]
 FOLDER = Path(__file__).parent / "features"
 # Commands of `fedserver`, and the features that have them.
-COMMANDS = {"dashboard": "web", "dashboard-token": "web", "migrate": "remote"}
+COMMANDS = {"dashboard": "web", "dashboard-token": "web", "migrate": "remote", "plot": "pictures"}
 SEAMS: dict[str, Callable[..., Any]] = {}  # by name, in the order of a run
 
 
@@ -182,3 +185,9 @@ def ray_workers(size: int | None = None) -> RemoteExecutor:
 def watch(dashboard: bool | int | str) -> Watch:
     """Return the page of a simulation, for `attune.simulate(dashboard=...)`; it is served while the federation runs."""
     raise absent("web", "a dashboard")
+
+
+@seam
+def pictures_of(snapshot: Snapshot, blobs: Blobs, wanted: Sequence[str]) -> tuple[str, list[Section]]:
+    """Return the title and the sections of a simulation's pictures, of which `wanted` are drawn, or all that are possible."""
+    raise absent("pictures", "plot")

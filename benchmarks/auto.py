@@ -21,13 +21,14 @@ import click
 import torch
 
 from attune.common.errors import SettingError
+from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work import baselines
 from attune.fedclient.work.evaluation import Evaluation
 from attune.fedserver.choosing.candidates import USUAL
 from attune.fedserver.choosing.race_course import Course
 from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, DeviceScores, rungs_of
 from attune.simulation.recipes.catalogue import RECIPES, get
-from attune.simulation.recipes.run import Groups, groups_of, harmed
+from attune.simulation.recipes.run import Groups, harmed
 from attune.simulation.simulate import simulate
 from benchmarks.result_file import Results
 
@@ -176,7 +177,7 @@ def measure(name: str, places: Sequence[float], data: str | None, seeds: Sequenc
                 for method in (ALONE, *USUAL):
                     with suppress(SettingError):  # it needs layers that the recipe's model has not
                         outcomes[method] = outcome(shards, method, rounds, seed, recipe.settings)
-                groups = {shard.name: groups_of(shard) for shard in shards}
+                groups = {shard.name: load_shard(shard).test_places for shard in shards}
             results.add(list(rows_of(key, outcomes, groups, rounds)))
 
 

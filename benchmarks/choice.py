@@ -31,7 +31,7 @@ from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.blend import answers_of
 from attune.simulation.partition.datasets import DIGITS
 from attune.simulation.recipes.catalogue import SERVED, Recipe, RecipePoint, get
-from attune.simulation.recipes.run import groups_of, harmed
+from attune.simulation.recipes.run import harmed
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
 from benchmarks.result_file import Results
@@ -91,7 +91,7 @@ def is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model
     rivals = {name: member for name, member in model.members.items() if name == "common"} | {"local": local.members["local"]}
     theirs = {name: classes[answers_of([member], features).numpy()] == y for name, member in rivals.items()}
     mine = np.asarray(model.predict(x)) == y
-    return harmed(mine, theirs), harmed(mine, theirs, groups_of(shard))
+    return harmed(mine, theirs), harmed(mine, theirs, load_shard(shard).test_places)
 
 
 def holds_out(shard: Path) -> bool:

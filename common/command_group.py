@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from attune.common.durable import open_streams
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
 FILE, FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
@@ -20,16 +17,6 @@ FORMAT = click.option(
     "--format", "formats", multiple=True, default=("png",), show_default=True, type=click.Choice(["png", "pdf", "svg"]),
     help="Form of the pictures (may be repeated). The page has PNG in any case.",
 )  # fmt: skip
-
-
-def removed_option(*names: str, instead: str) -> Callable[[F], F]:
-    """Return an option of earlier versions that is refused, with what to do in place of it."""
-
-    def refuse(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-        if given:
-            raise click.UsageError(f"{names[0]} is gone: {instead}")
-
-    return click.option(*names, is_flag=True, hidden=True, expose_value=False, callback=refuse)
 
 
 class RoundsType(click.IntRange):

@@ -242,12 +242,7 @@ _DESCRIPTORS = (
 METRICS = {descriptor.name: descriptor for descriptor in _DESCRIPTORS}  # in the order of the columns of metrics.csv
 ACCURACIES = tuple(name for name in METRICS if name.startswith("accuracy_"))
 WIDE = tuple(field.name for field in msgspec.structs.fields(Metrics) if {Finite, Amount} & set(get_args(field.type)))
-LIKELIHOODS: Mapping[Choice, str] = {
-    "personalized": "likelihood_personalized",
-    "common": "likelihood_common",
-    "local": "likelihood_local",
-    "alone": "likelihood_alone",
-}
+LIKELIHOODS: Mapping[Choice, str] = {model: f"likelihood_{model}" for model in CHOICES}
 
 
 M = TypeVar("M", bound=Metrics)

@@ -302,7 +302,7 @@ def table(outcomes: Sequence[DeviceOutcome]) -> list[str]:
     accuracies = [result.accuracy for result in results if result.accuracy is not None]
     mean = f", mean {metric} {sum(accuracies) / len(accuracies):.3f}" if accuracies else ""
     lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} devices have their model{mean}"]
-    findings = {outcome.name: _finding(outcome.result) for outcome in outcomes}
+    findings = {one.name: shown_verdict(msgspec.structs.asdict(one.result)) if one.result else None for one in outcomes}
     count = Counter(finding for finding in findings.values() if finding is not None)
     if count:
         said = (f"{finding} {count[finding]}" for finding in get_args(Verdict) if count[finding])
@@ -325,10 +325,6 @@ def _no_better(results: Sequence[OrderResult], metric: str) -> Iterator[str]:
         beaten = sum(result.no_better_than_constant for result in results)
         said = f", and on {beaten} of {len(results)} devices the model is no better" if beaten else ""
         yield f"a constant answer: mean {metric} {sum(constant) / len(constant):.3f}{said}"
-
-
-def _finding(result: OrderResult | None) -> Verdict | None:
-    return shown_verdict(msgspec.structs.asdict(result)) if result else None
 
 
 def failures(outcomes: Sequence[DeviceOutcome]) -> list[str]:

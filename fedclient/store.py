@@ -74,14 +74,12 @@ class FolderStore:
     def where(self) -> str:
         return str(self._home.path)
 
-    def _place(self, what: KeptName) -> Path:
-        return {"plan": self._home.plan, "statistics": self._home.statistics, "sums": self._home.sums}[what]
-
     def kept(self, what: KeptName) -> bytes | None:
-        return self._place(what).read_bytes() if self._place(what).exists() else None
+        place: Path = getattr(self._home, what)
+        return place.read_bytes() if place.exists() else None
 
     def keep(self, what: KeptName, data: bytes) -> None:
-        write_file(self._place(what), data, PUBLIC if what == "plan" else PRIVATE)
+        write_file(getattr(self._home, what), data, PUBLIC if what == "plan" else PRIVATE)
 
     @property
     def has_model(self) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+EXECUTOR = click.Choice(["sequential", "stacked", "processes", "ray"])  # of fedclient.work.executor, which imports more
 baseline_option = click.option(
     "--baseline", type=click.Choice(["alone", "local", "alone+local", "none"]),
     help="Compare what is kept with ordinary models of scikit-learn, fitted on this device alone, and with a network trained "

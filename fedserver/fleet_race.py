@@ -120,10 +120,12 @@ async def turn_of(home: ServerHome, storage: HomeStorage, given: Mapping[str, An
 async def over(turn: Turn, coordinator: Coordinator) -> AttuneError | None:
     """Wait for the end of a leg, and return why its candidate cannot go on; None if it has come to the end.
 
+    The end is that its round is closed and evaluated; of the first leg, that the devices' data are known.
+
     Raises:
         AttuneError: The server cannot go on: the error is not the candidate's.
     """
-    while not _is_there(turn, coordinator):
+    while not (reached(coordinator.state.round.record, turn.until) if turn.until else coordinator.state.plan is not None):
         if coordinator.finished.is_set() and (error := coordinator.error) is not None:
             if turn.name == ALONE or coordinator.unusable.is_set() or not isinstance(error, FederationFailed):
                 raise error
@@ -132,11 +134,6 @@ async def over(turn: Turn, coordinator: Coordinator) -> AttuneError | None:
             return FederationFailed(why)
         await asyncio.sleep(LOOK_S)
     return None
-
-
-def _is_there(turn: Turn, coordinator: Coordinator) -> bool:
-    """Return whether the round of a leg is closed and evaluated; of the first leg, whether the devices' data are known."""
-    return coordinator.state.plan is not None if turn.until == 0 else reached(coordinator.state.round.record, turn.until)
 
 
 def _cannot_train(now: Round) -> str:

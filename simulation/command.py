@@ -10,13 +10,12 @@ import click
 from click.core import ParameterSource
 
 from attune.common import homes
-from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType, removed_option
+from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType
 from attune.common.config import load_settings
 from attune.common.durable import check_folder
 from attune.common.errors import AttuneError
 from attune.common.methods.method import AUTO, PLAIN, PRESETS
-from attune.fedclient.table_options import baseline_option, read_options, table_options
-from attune.fedclient.work.executor import EXECUTORS
+from attune.fedclient.table_options import EXECUTOR, baseline_option, read_options, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.data.lazy_shard import LazyShard
@@ -62,10 +61,9 @@ if TYPE_CHECKING:
 @baseline_option
 @click.option(
     "--executor",
-    type=click.Choice(EXECUTORS),
+    type=EXECUTOR,
     help="How devices train: one by one (sequential), together (stacked), in processes, or on Ray.",
 )
-@removed_option("--try-executors", instead="--executor stacked is faster for small models, processes for large ones")
 @click.option("--home", type=FOLDER, help="Keep all state in this folder, and continue from it.")
 @click.option("--out", type=FOLDER, help="Write the results of each method below this folder.")
 @click.option(

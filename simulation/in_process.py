@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from functools import cache, cached_property
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -20,7 +20,6 @@ from attune.common.exchange.messages import (
     Hello,
     SecureMessage,
     StatisticsReport,
-    ToDevice,
     Update,
     UploadTarget,
     Welcome,
@@ -50,7 +49,7 @@ OnAnswer = Callable[[], None]
 
 
 class InProcessServer:
-    """Implementation of LocalServer.
+    """Server in this process for devices, which name themselves at each call.
 
     Args:
         coordinator: The server's coordinator.
@@ -75,16 +74,20 @@ class InProcessServer:
         self._on_trouble(name, reason)
         await self._members.trouble(name, order_id, reason)
 
-    def secure(self, name: str, message: SecureMessage) -> None:
-        self._members.secure(name, message)
-
-    def statistics(self, name: str, report: StatisticsReport) -> None:
-        self._masked.reported(name, report)
-
-    def described(self, name: str, said: Description) -> None:
-        self._members.described(name, said)
+    def answer(self, name: str, message: Answer) -> None:
+        if isinstance(message, SecureMessage):
+            self._members.secure(name, message)
+        elif isinstance(message, StatisticsReport):
+            self._masked.reported(name, message)
+        elif isinstance(message, Description):
+            self._members.described(name, message)
 
     async def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
+        """Yield the bytes of an offered blob from `offset` on.
+
+        Raises:
+            UnknownBlob: The server does not offer it (raised while reading).
+        """
         for frame in read_frames(self._state.storage.blobs.open(self._state.book.offer(name, digest)), offset):
             yield frame
 
@@ -92,6 +95,7 @@ class InProcessServer:
         return self._updates.offset(name, target)
 
     async def upload(self, name: str, target: UploadTarget, frames: Iterator[bytes]) -> int:
+        """Take in the bytes from target.offset on, and return how many bytes of the blob are here and checked."""
         sink = await self._updates.open(name, target)
         skip = sink.offset - target.offset  # bytes that an earlier call has already brought
         for frame in frames:
@@ -101,6 +105,7 @@ class InProcessServer:
         return target.size
 
     async def submit(self, name: str, update: Update) -> bool:
+        """Return whether the update counts."""
         receipt = await self._updates.submit(name, update)
         self._on_answer()
         return not receipt.late
@@ -167,51 +172,6 @@ class CohortWorker(InlineWorker):
 SAID = 16  # messages that may wait for the server; what is said beyond that is dropped
 
 
-class LocalStream(Protocol):
-    """The server's end of a control stream."""
-
-    async def next(self) -> ToDevice | Beat | None:
-        """Return the server's next message; None at the end. An error that ended the stream is raised."""
-
-
-class LocalServer(Protocol):
-    """Interface of a server in this process for a device with `name`.
-
-    ConnectionError stands for every failure of a transport.
-    """
-
-    async def connect(self, name: str, hello: Hello) -> LocalStream:
-        """Open a device's new stream, in place of an older one."""
-
-    def disconnect(self, name: str, stream: Any) -> None:
-        """Take note that the device has hung up the stream that `connect` returned."""
-
-    async def progress(self, name: str, order_id: str, done: float) -> None: ...
-
-    async def trouble(self, name: str, order_id: str, reason: str) -> None: ...
-
-    def secure(self, name: str, message: SecureMessage) -> None: ...
-
-    def statistics(self, name: str, report: StatisticsReport) -> None: ...
-
-    def described(self, name: str, said: Description) -> None: ...
-
-    def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
-        """Yield the bytes of an offered blob from `offset` on.
-
-        Raises:
-            UnknownBlob: The server does not offer it (raised while reading).
-        """
-
-    async def upload_offset(self, name: str, target: UploadTarget) -> int: ...
-
-    async def upload(self, name: str, target: UploadTarget, frames: Iterator[bytes]) -> int:
-        """Take in the bytes from target.offset on, and return how many bytes of the blob are here and checked."""
-
-    async def submit(self, name: str, update: Update) -> bool:
-        """Return whether the update counts."""
-
-
 class _Breaking:
     """A block in which errors that stand for a failing transport turn into Broken."""
 
@@ -235,7 +195,7 @@ class LocalLink:
 
     renews = False
 
-    def __init__(self, name: str, server: LocalServer) -> None:
+    def __init__(self, name: str, server: InProcessServer) -> None:
         self.name, self.open = name, asyncio.Event()
         self.inline_bytes, self.waits = 0, False  # in one process no upload is on its way during another call
         self._server = server
@@ -279,12 +239,8 @@ class LocalLink:
         self._say(order_id, reason)
 
     def answer(self, message: Answer) -> None:
-        if self.open.is_set() and isinstance(message, SecureMessage):
-            self._server.secure(self.name, message)
-        elif self.open.is_set() and isinstance(message, StatisticsReport):
-            self._server.statistics(self.name, message)
-        elif self.open.is_set() and isinstance(message, Description):
-            self._server.described(self.name, message)
+        if self.open.is_set():
+            self._server.answer(self.name, message)
 
     @cached_property
     def identity(self) -> Identity:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from attune import seams
 from attune.common.durable import PUBLIC, check_folder, write_file
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.registry import configured_in
@@ -169,11 +170,7 @@ class SimulationResult:
         Raises:
             SettingError: A picture is unknown, or not possible for this federation.
         """
-        from attune.fedserver.view import plots
-
-        source = plots.PictureSource(lambda: self._outcome.snapshot, self._state.storage.blobs, "this simulation")
-        title, sections, _ = plots.pages(source, pictures)
-        return Pictures(title, sections)
+        return Pictures(*seams.pictures_of(self._outcome.snapshot, self._state.storage.blobs, pictures))
 
     def report(self, out: str | Path, question: str = "") -> Path:
         """Write the page of `fedserver report` into the file `out`, and return its path."""

@@ -76,15 +76,9 @@ class FolderState(msgspec.Struct, frozen=True):
 
 
 class ExecutorRecord(msgspec.Struct, frozen=True):
-    """Content of simulation.json: the executor of this folder's simulation. Its settings are in the ledger.
-
-    Attributes:
-        executor: Name of the executor.
-        why: Measurements by which an earlier version chose it.
-    """
+    """Content of simulation.json: the executor of this folder's simulation, by its name. Its settings are in the ledger."""
 
     executor: str
-    why: str = ""
 
 
 def reconcile_executor(folder: Path, executor: str | None) -> str:
@@ -147,11 +141,6 @@ def executor_of(given: str | Executor | None, folder: Path | None, workers: int 
         HomeMismatch: The simulation in `folder` was begun with another executor.
     """
     name = given if isinstance(given, str) or given is None else type(given).__name__
-    if given == "auto":  # in earlier versions
-        raise SettingError(
-            "there is no executor 'auto' any more: it chose by the time that a trial took. Give 'stacked', which is faster for "
-            "small models, or 'sequential'; a simulation that was begun with it goes on without this argument"
-        )
     if isinstance(given, str) and given not in EXECUTORS:
         raise SettingError(f"unknown executor {given!r}{nearest(given, EXECUTORS)}")
     if folder is not None:

@@ -259,7 +259,8 @@ def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:
     model_name = type(model).__name__
     result: dict[str, PartKind] = {}
     for selector, kind in method.parts:
-        matched = [name for name in tensors if _matches(selector, name, role_of[name])]
+        role = selector.removeprefix("@")
+        matched = [name for name in tensors if (fnmatchcase(name, selector) if role == selector else role in role_of[name])]
         if not matched:
             outside = " outside its frozen body" if names_of(model) else ""
             raise SettingError(
@@ -274,10 +275,6 @@ def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:
         if result[name] == "generated" and not tensor.is_floating_point():
             raise SettingError(f"method {method.name}: {name} of {model_name} holds integers, which cannot be generated")
     return {name: result[name] for name in tensors}
-
-
-def _matches(selector: str, name: str, roles: frozenset[str]) -> bool:
-    return selector[1:] in roles if selector.startswith("@") else fnmatchcase(name, selector)
 
 
 def _check_known(key: str, name: str, choices: Mapping[str, object]) -> None:

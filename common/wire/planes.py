@@ -38,7 +38,8 @@ def packed(tensor: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
     places = tensor.element_size()
     number_N = _bits(tensor.detach().cpu())
     if base is not None:
-        number_N = _folded(number_N - _bits(base.cpu()), places)
+        difference_N = number_N - _bits(base.cpu())
+        number_N = (difference_N << 1) ^ (difference_N >> (8 * places - 1))
     planes_PN = number_N.view(torch.uint8).view(-1, places).T.contiguous()
     compressor = _zstandard().ZstdCompressor(level=LEVEL)
     frames = [compressor.compress(plane_N.numpy().data) for plane_N in planes_PN]
@@ -90,10 +91,6 @@ def _bytes_of(frame: bytes, count: int, who: str) -> bytearray:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return the N numbers of a tensor as integers of the same size."""
     return tensor.contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
-
-
-def _folded(difference_N: torch.Tensor, places: int) -> torch.Tensor:
-    return (difference_N << 1) ^ (difference_N >> (8 * places - 1))
 
 
 def _unfolded(folded_N: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,8 @@ from attune.fedclient.cli.shared import (
     data_option,
     home_option,
     name_option,
-    proxy_options,
     server_option,
+    through_proxy,
     timeout_option,
     token_file_option,
     token_in,
@@ -23,7 +23,7 @@ from attune.fedclient.cli.shared import (
 from attune.fedclient.table_options import read_options, table_options
 
 if TYPE_CHECKING:
-    from attune.fedclient.address import ServerAddress
+    from attune.fedclient.address import Proxy, ServerAddress
     from attune.fedclient.options import DeviceOptions
 
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @name_option
 @home_option
 @timeout_option
-@proxy_options
+@through_proxy
 def join(
     server: str,
     token: str | None,
@@ -46,16 +46,15 @@ def join(
     name: str | None,
     home: Path | None,
     connect_timeout: float,
-    proxy: str | None,
-    proxy_credentials: Path | None,
+    proxy: Proxy | None,
 ) -> None:
     """Enrol this device with a server, once."""
-    from attune.fedclient.address import Proxy, ServerAddress
+    from attune.fedclient.address import ServerAddress
 
     token = token_in(token, token_file)
     if token is None:
         raise click.UsageError("Missing option '--token' or '--token-file'.")
-    address = ServerAddress.parse(server).by(Proxy.parse(proxy, proxy_credentials))
+    address = ServerAddress.parse(server).by(proxy)
     if data:
         from attune.fedclient import fleet
 
@@ -92,20 +91,12 @@ def _members(
 @server_option()
 @table_options
 @home_option
-@proxy_options
-def doctor(
-    data: tuple[str, ...],
-    server: str | None,
-    home: Path | None,
-    proxy: str | None,
-    proxy_credentials: Path | None,
-    **given: Any,
-) -> None:
+@through_proxy
+def doctor(data: tuple[str, ...], server: str | None, home: Path | None, proxy: Proxy | None, **given: Any) -> None:
     """Check whether this device can take part: machine, data, home, server. The exit code is 1 if it cannot."""
-    from attune.fedclient.address import Proxy
     from attune.fedclient.doctor import examine
 
-    findings = list(examine(data, server, home, read_options(given), Proxy.parse(proxy, proxy_credentials)))
+    findings = list(examine(data, server, home, read_options(given), proxy))
     for finding in findings:
         click.echo(f"{finding.verdict:<5} {finding.what}: {finding.text}")
     sys.exit(1 if any(finding.verdict == "FAIL" for finding in findings) else 0)

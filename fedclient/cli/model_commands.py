@@ -17,7 +17,7 @@ from attune.common.command_group import FILE, FOLDER, FORMAT, PATH
 from attune.common.durable import check_file, check_folder, replaced
 from attune.common.errors import AttuneError, SettingError
 from attune.common.text import csv_cell, listed
-from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, model_option, server_option
+from attune.fedclient.cli.shared import ModelPlace, allow_model_option, data_option, home_option, model_place, server_option
 from attune.fedclient.table_options import mapping_options, read_options, table_options
 
 if TYPE_CHECKING:
@@ -27,21 +27,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
-@server_option()
-@home_option
-@model_option
+@model_place
 @table_options
 @allow_model_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def evaluate(
-    data: tuple[str, ...],
-    server: str | None,
-    home: Path | None,
-    model: Path | None,
-    allow_models: tuple[str, ...],
-    as_json: bool,
-    **given: Any,
-) -> None:
+def evaluate(data: tuple[str, ...], place: ModelPlace, allow_models: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Measure the finished model's accuracy on a shard's test part, offline."""
     table = read_options(given)
     from attune.fedclient import shards
@@ -49,22 +39,16 @@ def evaluate(
     from attune.fedclient.model import scores
 
     if shards.is_fleet(data):
-        sys.exit(_evaluate_fleet(data, server, home, model, as_json, table, allow_models))
+        sys.exit(_evaluate_fleet(data, place, as_json, table, allow_models))
     with findings.heard() as strange:
-        where = home_of(home, server, Path(data[0]), model=model)
+        where = place.home_of(Path(data[0]))
         result = scores.score_on_test_part(where, Path(data[0]), table, allow_models)
     findings.show({"": strange}, err=True)
     click.echo(json.dumps(asdict(result)) if as_json else result)
 
 
 def _evaluate_fleet(
-    data: tuple[str, ...],
-    server: str | None,
-    home: Path | None,
-    model: Path | None,
-    as_json: bool,
-    table: ReadOptions,
-    allow_models: tuple[str, ...],
+    data: tuple[str, ...], place: ModelPlace, as_json: bool, table: ReadOptions, allow_models: tuple[str, ...]
 ) -> int:
     """Print the accuracy on each shard, or the reason why there is none, and the mean. Return the exit code."""
     from attune.fedclient import shards
@@ -76,8 +60,7 @@ def _evaluate_fleet(
     results, code, strange = [], 0, {}
     for path, label in zip(paths, labels, strict=True):
         try:
-            of_home, of_model = (folder / label if folder else None for folder in (home, model))
-            where = home_of(of_home, server, path, only_own=True, model=of_model)
+            where = place.home_of(path, label)
             with findings.heard() as strange[label]:
                 results.append(scores.score_on_test_part(where, path, table, allow_models))
         except AttuneError as error:
@@ -117,9 +100,7 @@ def _evaluate_fleet(
     help="Of numbers: add `A low` and `A high`, between which 95 % lie, by the errors on this shard's test part.",
 )  # fmt: skip
 @click.option("--id", "id_column", default="", metavar="COLUMN", help="Of a table: copy this column, as the last one.")
-@server_option()
-@home_option
-@model_option
+@model_place
 @mapping_options
 @allow_model_option
 def predict(
@@ -128,9 +109,7 @@ def predict(
     probabilities: bool,
     intervals: Path | None,
     id_column: str,
-    server: str | None,
-    home: Path | None,
-    model: Path | None,
+    place: ModelPlace,
     allow_models: tuple[str, ...],
     **mapping: Any,
 ) -> None:
@@ -144,7 +123,7 @@ def predict(
     from attune.fedclient.read_options import ReadOptions
 
     check_file(out)
-    where = home_of(home, server, None, model=model)
+    where = place.home_of(None)
     loaded = Model.load(where.model, allow_models=allow_models)
     info, options, who = loaded.info, ReadOptions.of(**mapping), ", ".join(data)
     samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema, options, id_column)
@@ -159,8 +138,8 @@ def predict(
     try:
         special = out.exists() and not out.is_file()  # such as /dev/stdout
         with (
-            nullcontext(out) if special else replaced(out, durable=False) as place,
-            place.open("w", newline="", encoding="utf-8") as file,
+            nullcontext(out) if special else replaced(out, durable=False) as beside,
+            beside.open("w", newline="", encoding="utf-8") as file,
         ):
             csv.writer(file).writerows(map(csv_cell, line) for line in rows)
     except OSError as error:
@@ -241,7 +220,7 @@ def plot(
     if models and (server or home):
         raise click.UsageError("--model names the models: leave --home and --server out")
     check_folder(out)
-    device = None if models else home_of(home, server, data)
+    device = None if models else ModelPlace(server, home).home_of(data)
     folders, held = (models, ()) if device is None else ((device.model,), device.held_rows())
     from attune.fedclient.data import findings
     from attune.fedclient.model import plots
@@ -257,23 +236,14 @@ def plot(
 @click.option("--out", type=FILE, required=True, help="A file .onnx or .pt2 (torch.export).")
 @click.option("--data", type=PATH, metavar="SHARD", help="Check it on this shard's test part, or on a table.")
 @click.option("--with-samples", is_flag=True, help="Keep models that hold training samples (nearest neighbours).")
-@server_option()
-@home_option
-@model_option
+@model_place
 @mapping_options
 @allow_model_option
 def export(
-    out: Path,
-    data: Path | None,
-    with_samples: bool,
-    server: str | None,
-    home: Path | None,
-    model: Path | None,
-    allow_models: tuple[str, ...],
-    **mapping: Any,
+    out: Path, data: Path | None, with_samples: bool, place: ModelPlace, allow_models: tuple[str, ...], **mapping: Any
 ) -> None:
     """Write the finished model as a file for other programs. The file is run once and compared with the original."""
-    where = home_of(home, server, data, model=model)
+    where = place.home_of(data)
     folder = where.model
     from attune.fedclient.data import findings
     from attune.fedclient.data.new_samples import new_samples

@@ -29,7 +29,7 @@ from attune.fedclient.cli.shared import (
     token_file_option,
     token_in,
 )
-from attune.fedclient.table_options import NAMES, baseline_option, table_options
+from attune.fedclient.table_options import EXECUTOR, NAMES, baseline_option, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
@@ -162,7 +162,7 @@ class DeviceCommands(ExtensibleGroup):
 )  # fmt: skip
 @baseline_option
 @click.option(
-    "--executor", type=click.Choice(["sequential", "stacked", "processes", "ray"]), default="sequential", show_default=True,
+    "--executor", type=EXECUTOR, default="sequential", show_default=True,
     help="How several devices train: one after the other, together, in processes or on Ray.",
 )  # fmt: skip
 @allow_model_option

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,10 +64,6 @@ home_option = click.option(
     type=FOLDER,
     help="This device's folder (default: one per server and shard); for several devices, the folder that holds theirs.",
 )
-model_option = click.option(
-    "--model", type=FOLDER, metavar="DIR",
-    help="A finished model's folder, such as models/NAME of `simulate --out` and Result.save; in place of --home.",
-)  # fmt: skip
 allow_model_option = click.option(
     "--allow-model", "allow_models", multiple=True, metavar="MODULE:FACTORY", help="Model code that may run on this device."
 )
@@ -76,6 +74,18 @@ timeout_option = click.option(
     "--connect-timeout", type=click.FloatRange(min=0), default=CONNECT_TIMEOUT_S, show_default=True, metavar="S",
     help="Give up after this many seconds without an answer from the server.",
 )  # fmt: skip
+
+
+def through_proxy(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --proxy and --proxy-credentials to a command that takes the proxy which they name."""
+
+    @wraps(command)
+    def called(*, proxy: str | None, proxy_credentials: Path | None, **given: Any) -> None:
+        from attune.fedclient.address import Proxy
+
+        command(proxy=Proxy.parse(proxy, proxy_credentials), **given)
+
+    return proxy_options(called)
 
 
 def proxy_options(command: F) -> F:
@@ -112,30 +122,54 @@ def token_in(text: str | None, file: str | None) -> str | None:
         raise SettingError(f"cannot read a token from {file}: {error}") from None
 
 
-def home_of(
-    home: Path | None, server: str | None, shard: Path | None, only_own: bool = False, model: Path | None = None
-) -> DeviceHome:
-    """Return the home of the finished model. This does not import torch, so errors come at once.
+@dataclass(frozen=True)
+class ModelPlace:
+    """Place of a finished model, as the options of `model_place` say it.
 
-    Args:
-        home: The device's folder; None: it is looked for.
+    Attributes:
         server: Where the device's server listens; None: any.
-        shard: The device's data; None: any.
-        only_own: Take no other home than the shard's.
+        home: The device's folder; None: it is looked for.
         model: A model's own folder, in place of a home, or a home. What holds it has no other files of a device.
-
-    Raises:
-        click.UsageError: There is a model's folder and a home.
-        AttuneError: As in `with_model`.
     """
-    from attune.fedclient.address import ServerAddress
-    from attune.fedclient.home import DeviceHome, with_model
 
-    if model is None:
-        return with_model(home, ServerAddress.parse(server) if server else None, shard, only_own)
-    if home or server:
-        raise click.UsageError("--model names the model: leave --home and --server out")
-    of_model = DeviceHome(model)
-    if not (of_model.model / "model.json").exists():
-        of_model.model = model
-    return of_model
+    server: str | None
+    home: Path | None
+    model: Path | None = None
+
+    def home_of(self, shard: Path | None, label: str = "") -> DeviceHome:
+        """Return the home of the finished model. This does not import torch, so errors come at once.
+
+        Args:
+            shard: The device's data; None: any.
+            label: Of several devices, the name of this one's folder; no other home than the shard's is taken.
+
+        Raises:
+            click.UsageError: There is a model's folder and a home.
+            AttuneError: As in `with_model`.
+        """
+        from attune.fedclient.address import ServerAddress
+        from attune.fedclient.home import DeviceHome, with_model
+
+        home, model = (folder / label if folder and label else folder for folder in (self.home, self.model))
+        if model is None:
+            return with_model(home, ServerAddress.parse(self.server) if self.server else None, shard, bool(label))
+        if home or self.server:
+            raise click.UsageError("--model names the model: leave --home and --server out")
+        of_model = DeviceHome(model)
+        if not (of_model.model / "model.json").exists():
+            of_model.model = model
+        return of_model
+
+
+def model_place(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say where a finished model is, for a command that takes a ModelPlace."""
+
+    @wraps(command)
+    def placed(*, server: str | None, home: Path | None, model: Path | None, **given: Any) -> None:
+        command(place=ModelPlace(server, home, model), **given)
+
+    model = click.option(
+        "--model", type=FOLDER, metavar="DIR",
+        help="A finished model's folder, such as models/NAME of `simulate --out` and Result.save; in place of --home.",
+    )  # fmt: skip
+    return server_option()(home_option(model(placed)))

@@ -80,14 +80,11 @@ def mapped(table: DataTable, options: ReadOptions) -> DataTable:
         if column not in cells:
             raise SettingError(f"--map: {table.path} has no column {column!r}{nearest(column, cells)}")
         cells[column] = [words.get(_key(cell), cell) for cell in cells[column]]
-        if unused := [word for word in words if word not in map(_key, table.cells[_before(column, names)])]:
+        before = next((before for before, after in names.items() if after == column), column)
+        if unused := [word for word in words if word not in map(_key, table.cells[before])]:
             notes.append(f"--map: no cell of {column} is {listed(unused)}")
     index = tuple(names.get(name, name) for name in table.index)
     return replace(table, cells=cells, index=index, notes=tuple(notes))
-
-
-def _before(column: str, names: Mapping[str, str]) -> str:
-    return next((before for before, after in names.items() if after == column), column)
 
 
 def _pairs_of(text: str, pairs: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import date, datetime, time, timezone
+from datetime import date, datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,8 @@ def days_of(cell: Any, origin: date, form: DateForm) -> float:
     """
     if isinstance(cell, datetime):
         moment = cell.astimezone(timezone.utc) if cell.tzinfo is not None else cell
-        return (moment.date() - origin).days + _share(moment.time())
+        seconds = moment.hour * 3600 + moment.minute * 60 + moment.second + moment.microsecond / 1e6
+        return (moment.date() - origin).days + seconds / _DAY_S
     if isinstance(cell, date):
         return float((cell - origin).days)
     text = _text_of(cell)
@@ -147,10 +148,6 @@ def _month_of(word: str) -> int:
     if len(months) != 1:
         raise ValueError("it is no month")
     return months[0]
-
-
-def _share(clock: time) -> float:
-    return (clock.hour * 3600 + clock.minute * 60 + clock.second + clock.microsecond / 1e6) / _DAY_S
 
 
 NUMBERS = frozenset(

@@ -115,7 +115,8 @@ def confusions(counts: Sequence[tuple[str, Ints]], names: Sequence[str]) -> Sect
     for axes, (title, count_CC) in zip(grid.flat, counts, strict=False):
         share_CC = count_CC / np.maximum(count_CC.sum(axis=1, keepdims=True), 1)
         axes.imshow(share_CC, cmap="Blues", vmin=0, vmax=1)
-        axes.set_title(f"{title}: {_share(int(count_CC.trace()), int(count_CC.sum()))}", fontsize=10)
+        right, total = int(count_CC.trace()), int(count_CC.sum())
+        axes.set_title(f"{title}: {right} of {total} right ({right / total:.1%})", fontsize=10)
         step = -(-len(names) // NUMBERED)
         ticks, words = range(0, len(names), step), names[::step]
         axes.set_xticks(ticks, words, rotation=90 if max(map(len, names)) > 3 else 0, fontsize=8)
@@ -132,10 +133,6 @@ def confusions(counts: Sequence[tuple[str, Ints]], names: Sequence[str]) -> Sect
     ]
     picture = Picture("confusion", figure)
     return Section("What is taken for what", caption, picture, PageTable(("model", "true", "found", "samples"), table))
-
-
-def _share(right: int, total: int) -> str:
-    return f"{right} of {total} right ({right / total:.1%})"
 
 
 def by_class(shares: Sequence[tuple[str, Sequence[tuple[int, int]]]], names: Sequence[str], word: str = "class") -> Section:

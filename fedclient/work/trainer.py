@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -24,6 +24,7 @@ from attune.fedclient.work.own_loop import Data, scored, with_loop
 from attune.fedclient.work.predictors.base import PlainPredictor, Predictor
 from attune.fedclient.work.private.noisy_steps import OrderNoise
 
+Named = Mapping[str, Tensor]  # tensors by name
 EVALUATION_BATCH = 512
 T = TypeVar("T")
 
@@ -129,7 +130,9 @@ class Trainer:
             TrainingDiverged: The loss or a tensor is not finite.
             Cancelled: The work was replaced.
         """
-        task = self._task(start, received, x, y, seeds, progress, cancelled, trains, round_, noise)
+        task = self._task(
+            start, received, x, y, seeds, round_, trains=frozenset(trains), progress=progress, cancelled=cancelled, noise=noise
+        )
         trained = yield from self._looped(self.objective.work(task))
         taken = [name for name in start if task.takes(name)] if task.trains else start
         tensors = {**start, **{name: trained.tensors[name].cpu() for name in taken}}
@@ -147,7 +150,7 @@ class Trainer:
         """Return the tensors with which the device predicts. Arguments are those of `training`."""
         if type(self.predictor).prepare is PlainPredictor.prepare and self.hooks.train is None:
             return split(tensors)[0]
-        task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
+        task = self._task(tensors, received, x, y, seeds, cancelled=cancelled)
         prepared = yield from self._looped(self.predictor.work(task))
         return {name: tensor if tensor.is_cpu else tensor.cpu() for name, tensor in prepared.items()}
 
@@ -156,7 +159,7 @@ class Trainer:
     ) -> Jobs[Tensor]:
         """Return scores (N, C) of training samples by models without each one's fold. Arguments are those of `training`."""
         yield from ()
-        return self.predictor.out_of_fold(self._task(tensors, received, x, y, seeds, lambda done: None, lambda: False)).cpu()
+        return self.predictor.out_of_fold(self._task(tensors, received, x, y, seeds)).cpu()
 
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
         """Return the mean score of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
@@ -231,17 +234,7 @@ class Trainer:
             return self.predictor.logits(self.network, tensors, x.to(self.device))
 
     def _task(
-        self,
-        start: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        seeds: Seeds,
-        progress: OnProgress,
-        cancelled: Callable[[], bool],
-        trains: Collection[str] = (),
-        round_: int = 0,
-        noise: OrderNoise | None = None,
+        self, start: Named, received: Named, x: Tensor, y: Tensor, seeds: Seeds, round_: int = 0, **more: Any
     ) -> LocalTask:
         return LocalTask(
             network=self.network,
@@ -253,16 +246,13 @@ class Trainer:
             seeds=seeds,
             device=self.device,
             kinds=self.kinds,
-            trains=frozenset(trains),
-            progress=progress,
-            cancelled=cancelled,
             round=round_,
             measure=self.measure,
             family=self.family,
-            noise=noise,
             name=self.name,
             state={name: tensor.clone() for name, tensor in self.state.items()},
             fold=self.fold,
+            **more,
         )
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> Tensors:

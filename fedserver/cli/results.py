@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from attune.common.command_group import FILE, FOLDER, FORMAT, NAME, PATH, removed_option
+from attune.common.command_group import FILE, FOLDER, NAME, PATH
 from attune.common.durable import check_file
 from attune.common.errors import SettingError
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, existing, place_of
@@ -26,32 +26,6 @@ def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     from attune.fedserver.view.export import export_home
 
     for line in export_home(place_of(home), out, allow_code):
-        click.echo(line)
-
-
-@click.command()
-@HOME
-@click.option("--out", type=FOLDER, required=True, help="Folder to write to.")
-@click.option(
-    "--picture",
-    "pictures",
-    multiple=True,
-    type=click.Choice(["clients", "accuracy", "attention", "embeddings"]),
-    help="Only this one (may be repeated; default: all that the method has).",
-)
-@removed_option("--labels", instead="clients that declared the same classes have one colour")
-@removed_option("--runs", "--x", instead="`fedserver compare` draws several runs")
-@FORMAT
-def plot(
-    home: Path | None,
-    out: Path,
-    pictures: tuple[str, ...],
-    formats: tuple[Any, ...],
-) -> None:
-    """Draw pictures of a federation: files and a page with the numbers."""
-    from attune.fedserver.view import plots
-
-    for line in plots.plot_home(place_of(home), out, pictures, formats):
         click.echo(line)
 
 

@@ -189,9 +189,8 @@ def lines_of(entries: Iterable[tuple[AuditEntry, str]], as_json: bool) -> Iterat
         if as_json:
             yield msgspec.json.encode(msgspec.structs.asdict(entry) | {"digest": digest}).decode()
         else:
-            facts = " ".join(f"{key}={_value(value)}" for key, value in entry.facts.items() if value not in ("", None))
+            known = {key: value for key, value in entry.facts.items() if value not in ("", None)}
+            facts = " ".join(
+                f"{key}={v if isinstance(v, str) else msgspec.json.encode(v).decode()}" for key, v in known.items()
+            )
             yield clean(f"{entry.number} {entry.at[:19]}Z {entry.event}, by {entry.by}: {facts}", LONGEST)
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -324,12 +324,9 @@ def classes_apart(labels: Mapping[str, Collection[str]]) -> str:
 
 def _described(groups: Sequence[Sequence[str]], profiles: Mapping[str, Profile]) -> str:
     def written(label: str) -> str:
-        return f"{clean(label, LONGEST_SHOWN)!r} ({_devices_with(label, profiles)})"
+        holders = [name for name in sorted(profiles) if label in map(str, profiles[name].labels)]
+        return f"{clean(label, LONGEST_SHOWN)!r} ({listed(holders, _SHOWN)})"
 
     clauses = [" and ".join(map(written, group[:_SHOWN])) + (" and more" * (len(group) > _SHOWN)) for group in groups[:_SHOWN]]
     more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
     return f"{'; '.join(clauses)}{more}"
-
-
-def _devices_with(label: str, profiles: Mapping[str, Profile]) -> str:
-    return listed([name for name in sorted(profiles) if label in map(str, profiles[name].labels)], _SHOWN)

@@ -25,7 +25,8 @@ def step(rules: Rules, state: Round, event: events.Event, unix: float = 0.0) -> 
     Unknown and repeated events change nothing, so sending again is always safe. `unix`: unix time, only for display.
     """
     if isinstance(event, events.StepFailed):
-        return Step(_failing(state, event.reason))
+        # After a second failure, the step to try again stays the same.
+        return Step(state.noting(phase=events.Phase.FAILED, failed_in=state.record.revive().phase, reason=event.reason))
     outcome = _handle(rules, state.but(unix=unix, now=event.now), event)
     effects = outcome.effects
     while outcome.then is not None:
@@ -102,11 +103,6 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
             return Step(state.exchanged(kind, took, costs))
         case events.StepFailed():
             raise AssertionError("handled before")
-
-
-def _failing(state: Round, reason: str) -> Round:
-    """Record the failure. After a second one, the step to try again stays the same."""
-    return state.noting(phase=events.Phase.FAILED, failed_in=state.record.revive().phase, reason=reason)
 
 
 def _resume(rules: Rules, state: Round, now: float) -> Step:

@@ -155,7 +155,8 @@ def conflict_in(name: str, sites: Mapping[str, Column]) -> str:
     if len(values) > MAX_VALUES:
         return f"{name}: {len(values)} values in {listed(list(sites), _SHOWN)}, more than {MAX_VALUES}: leave it out"
     if "category" in kinds and (alike := look_alikes(values)):
-        groups = [" and ".join(f"{value!r} ({_with_value(value, sites)})" for value in group) for group in alike]
+        having = {value: [site for site, column in sites.items() if value in column.values] for value in values}
+        groups = [" and ".join(f"{value!r} ({listed(having[value], _SHOWN)})" for value in group) for group in alike]
         remedy = f"write or map each in one way (--map {name}:THEIRS=OURS), or list its `values`"
         return f"{name}: values look alike, {listed(groups, _SHOWN)}: {remedy}"
     return ""
@@ -172,10 +173,6 @@ def _opposed_words(sites: Mapping[str, Column]) -> dict[str, list[str]]:
     """Return the sites by their words for no and yes if a word has both meanings; nothing otherwise."""
     no, yes = ({column.values[at].casefold() for column in sites.values()} for at in (0, 1))
     return _by_value({site: " and ".join(column.values) for site, column in sites.items()}) if no & yes else {}
-
-
-def _with_value(value: str, sites: Mapping[str, Column]) -> str:
-    return listed([site for site, column in sites.items() if value in column.values], _SHOWN)
 
 
 def merged(columns: Sequence[Column], is_lacking: bool, common: bool) -> Column:

@@ -311,10 +311,7 @@ class Members:
             text = f"columns do not fit the schema's ranges, maybe by their unit: {named}"
             if self._is_written(name, text):
                 LOG.warning("%s: %s", name, text, extra={"device": name})
-                await self._turns.step(self._noted, name, text)
-
-    async def _noted(self, name: str, text: str) -> None:
-        await self._update(name, note=text[:MAX_NOTE])
+                await self._turns.step(partial(self._update, note=text[:MAX_NOTE]), name)
 
     def _is_written(self, name: str, text: str) -> bool:
         return self._budget.allows(name, text, self._state.clock.monotonic())

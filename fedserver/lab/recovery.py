@@ -50,7 +50,7 @@ def _restore(
     Raises:
         Damaged: A blob cannot be made again.
     """
-    first = [slot for slot in slots if _version(slot) == 0]
+    first = [slot for slot in slots if slot.file.rsplit(".", 2)[1] == "0"]  # written before round 1
     last = [slot for slot in recipe.made if slot in slots] if recipe is not None else []
     remade = _remake(first, blobs, lambda: Engine(plan, [], blobs, 0, REDO).staged_slots())
     if recipe is not None:
@@ -86,8 +86,3 @@ def _damage(slot: Slot, blobs: Blobs) -> str:
     except Damaged as damaged:
         return str(damaged)
     return ""
-
-
-def _version(slot: Slot) -> int:
-    """Return the round after which it was written."""
-    return int(slot.file.rsplit(".", 2)[1])

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 
 from attune.common.errors import WireError
-from attune.common.wire.blobs import Blob, Readable, Target, digest_in
+from attune.common.wire.blobs import Blob, Readable, digest_in
 from attune.common.wire.digest import file_name, from_file_name
-from attune.fedserver.ports.blobs import UPLOADS, Damaged
+from attune.fedserver.ports.blobs import UPLOADS, Blobs, Damaged
 
 SEALED = ".complete"  # ends the name of a sealed upload
 OBJECTS = "blobs/"  # begins the keys of objects
 
 
-class CheckedBlobs(ABC):
+class CheckedBlobs(Blobs):
     """A store that knows which blobs are whole: those that this process wrote or has compared with their digests."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}  # name -> digest
-
-    @abstractmethod
-    def create(self, name: str, size: int, durable: bool = True) -> Target:
-        """Return `size` bytes in the making, as ports.blobs.Blobs does."""
-
-    @abstractmethod
-    def names(self, prefix: str) -> list[str]: ...
-
-    @abstractmethod
-    def remove(self, names: Sequence[str]) -> None: ...
 
     @abstractmethod
     def source(self, name: str) -> Readable:

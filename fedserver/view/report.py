@@ -161,7 +161,9 @@ def _sites(status: Mapping[str, Any], plan: Plan) -> str:
     rows = []
     for client in clients:
         pair = strongest(client)
-        numbers = [_with(client.get("accuracy_kept"), _interval(client, plan)), _with(client.get("accuracy_alone"))]
+        score, samples = client.get("accuracy_kept"), client.get("test_samples")
+        trials = None if plan.score or score is None or not samples else interval_of(score, samples, plan.scored)
+        numbers = [_with(score, _area(client) if plan.score else trials), _with(client.get("accuracy_alone"))]
         numbers += ["", ""] if pair is None else [_with(pair.difference, pair.interval(), "+.3f"), f"{pair.p:.2g}"]
         if areas:
             numbers += [
@@ -170,19 +172,12 @@ def _sites(status: Mapping[str, Any], plan: Plan) -> str:
             ]
         result = RESULTS.get(client["verdict"] or "", "no result")
         probably = f"; probably {client['probably']}" if client["probably"] else ""
-        rows.append((client["name"], client["samples"] or "", client["test_samples"] or "", *numbers, f"{result}{probably}"))
+        rows.append((client["name"], client["samples"] or "", samples or "", *numbers, f"{result}{probably}"))
     caption = (
         f"In brackets: 95 % intervals. alone: {RIVAL_WORDS['alone']} of the site's own samples. p: of the paired test at this "
         "site alone, uncorrected."
     )
     return f'{_table((*heads, *more, "result"), rows)}<p class="soft">{_text(caption)}</p>{_forest(status)}'
-
-
-def _interval(client: Mapping[str, Any], plan: Plan) -> tuple[float, float] | None:
-    if plan.score:
-        return _area(client)
-    score, samples = client.get("accuracy_kept"), client.get("test_samples")
-    return None if score is None or not samples else interval_of(score, samples, plan.scored)
 
 
 def _area(client: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -202,8 +197,8 @@ MOST_DRAWN = 60  # sites; of more the table alone
 
 def _forest(status: Mapping[str, Any]) -> str:
     """Draw each site's difference with its interval, the pooled one below; empty without any, or with many."""
-    pairs = {client["name"]: (pair, client["verdict"]) for client in status["clients"] if (pair := strongest(client))}
-    lines = [(name, pair.difference, pair.interval(), verdict) for name, (pair, verdict) in pairs.items()]
+    compared = ((client, strongest(client)) for client in status["clients"])
+    lines = [(client["name"], pair.difference, pair.interval(), client["verdict"]) for client, pair in compared if pair]
     pooled = [one for one in (status.get("auroc"), *status["fleet"]) if one and one["interval"]][:1]
     lines += [("all sites", one["gain"], tuple(one["interval"]), "") for one in pooled]
     if not 0 < len(lines) <= MOST_DRAWN:
@@ -217,7 +212,9 @@ def _forest(status: Mapping[str, Any]) -> str:
     drawn = [f'<line class="axis" x1="{at(0)}" x2="{at(0)}" y1="0" y2="{height - ROW}"/>']
     for row, (name, gain, (low, high), verdict) in enumerate(lines):
         y, kind = ROW * (row + 0.5), verdict if verdict in ("better", "worse") else "unclear"
-        shape = f'<circle cx="{at(gain):.1f}" cy="{y}" r="4"/>' if verdict else _diamond(at(gain), y)
+        x = at(gain)
+        diamond = f'<path d="M{x - 7:.1f} {y}L{x:.1f} {y - 6}L{x + 7:.1f} {y}L{x:.1f} {y + 6}Z"/>'
+        shape = f'<circle cx="{x:.1f}" cy="{y}" r="4"/>' if verdict else diamond
         drawn.append(
             f'<text x="0" y="{y + 4}">{_text(clean(name, 26))}</text><g class="{kind}">'
             f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{y}" y2="{y}" stroke-width="2"/>{shape}</g>'
@@ -227,10 +224,6 @@ def _forest(status: Mapping[str, Any]) -> str:
     label = "Difference at each site with its 95 % interval; right of the line is better than alone"
     size = f'viewBox="0 0 {LEFT + WIDTH} {height}"'
     return f'<svg role="img" aria-label="{label}" {size}>{"".join(drawn)}</svg><p class="soft">{label}.</p>'
-
-
-def _diamond(x: float, y: float) -> str:
-    return f'<path d="M{x - 7:.1f} {y}L{x:.1f} {y - 6}L{x + 7:.1f} {y}L{x:.1f} {y + 6}Z"/>'
 
 
 def _limits(status: Mapping[str, Any], plan: Plan) -> Iterator[str]:

@@ -18,7 +18,7 @@ from attune.common.metrics import METRICS
 from attune.common.plan import MAIN, Plan, closed_form_words, score_words, standardisation
 from attune.common.privacy.accountant import MEANING, NoisySteps, epsilon_of, mode_of, visible_of
 from attune.common.statistics import interval_of, shown_verdict
-from attune.common.task import SCORED, ScoredTask
+from attune.common.task import SCORED
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, over_all, without_use
 from attune.fedserver.core.advice import advice
 from attune.fedserver.core.ballot import classes_apart
@@ -274,9 +274,11 @@ def status(
             _client(device, device.name in connected, awaited, reported, finishers)
             | {"variant": (snapshot.variants.get(device.name) or MAIN) if snapshot.variants else None}
             | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
-            | _accuracy(latest.get(device.name), task)
+            | {"accuracy": latest.get(device.name, (None,))[0]}
+            | {"interval": interval_of(*latest[device.name], task) if device.name in latest else None}
             | {"probably": effect_of(verdicts, device.name)}
-            | _reported(reports.get(device.name, {}))
+            | {"verdict": shown_verdict(reports.get(device.name, {}))}
+            | {name: reports.get(device.name, {}).get(name) for name in METRICS}
             for device in devices
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
@@ -348,20 +350,10 @@ def _renewing(name: str, expired: bool) -> str:
     return f"start {name}, or look why it does not connect: it renews its certificate by itself when it does"
 
 
-def _reported(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every metric by name, None for those that were not reported, and the verdict that follows from them."""
-    return {"verdict": shown_verdict(metrics)} | {name: metrics.get(name) for name in METRICS}
-
-
 def _since(name: str, devices: Iterable[DeviceRecord], record: Record) -> float:
     """Return the unix time since when a device is awaited: when the order went out, or when it left after that."""
     left = next((device.since for device in devices if device.name == name and not device.connected), 0.0)
     return max(left, record.opened_at)
-
-
-def _accuracy(latest: tuple[float, int] | None, task: ScoredTask) -> dict[str, Any]:
-    """Return the accuracy of the model by which the method is judged, with its 95 % interval."""
-    return {"accuracy": latest[0] if latest else None, "interval": interval_of(*latest, task) if latest else None}
 
 
 def _client(

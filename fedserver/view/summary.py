@@ -266,6 +266,9 @@ def fedmcsa(points: Iterable[CurvePoint]) -> FedMCSA | None:
     )
 
 
+NOTHING = Report(round=0, work="evaluate", client="")  # of a client that has compared nothing
+
+
 def clients(rows: Sequence[Report], evaluate: EvaluatedAs) -> list[ClientSummary]:
     """Return each client with an accuracy, by name."""
     accuracy = of_rows.accuracies(rows, evaluate)
@@ -281,13 +284,8 @@ def clients(rows: Sequence[Report], evaluate: EvaluatedAs) -> list[ClientSummary
             accuracy=value,
             before=training.accuracy_before if training else None,
             after=training.accuracy_after if training else None,
-            common=comparison.accuracy_common if comparison else None,
-            local=comparison.accuracy_local if comparison else None,
-            alone=comparison.accuracy_alone if comparison else None,
-            accuracy_kept=comparison.accuracy_kept if comparison else None,
-            kept=comparison.kept if comparison else None,
             constant=constants[name][0] if name in constants else None,
-            **(_compared(comparison) if comparison else {}),
+            **_compared(comparison or NOTHING),
         )
 
     too_few = {name for name, row in compared.items() if row.ranked and row.accuracy_before is None}
@@ -300,7 +298,9 @@ def _compared(row: Report) -> dict[str, Any]:
     pair = strongest(metrics)
     gained = {} if pair is None else {"gain": pair.difference, "gain_interval": pair.interval(), "rival": pair.rival}
     areas = {name: value for name, value in metrics.items() if name.startswith("auroc_") and value is not None}
-    return {"own_accuracy": row.accuracy_before, "verdict": shown_verdict(metrics), "auroc": areas} | gained
+    others = {name: metrics[f"accuracy_{name}"] for name in ("common", "local", "alone")}
+    kept = {"accuracy_kept": row.accuracy_kept, "kept": row.kept}
+    return others | kept | {"own_accuracy": row.accuracy_before, "verdict": shown_verdict(metrics), "auroc": areas} | gained
 
 
 def averages(listed: Sequence[ClientSummary]) -> dict[Figure, Average]:

@@ -162,11 +162,6 @@ def squared_error(result: SimulationResult, tests: Mapping[str, Shard]) -> float
     return float(np.concatenate(errors).mean())
 
 
-def groups_of(shard: Path) -> Groups | None:
-    """Return the group of each test sample as a number from 0 on, (n,); None without groups."""
-    return load_shard(shard).test_places
-
-
 def _row(
     point: RecipePoint, seed: int, entry: RecipeMethod, result: SimulationResult, seconds: float, right: Mapping[str, Right],
     tests: Mapping[str, Shard],

@@ -14,6 +14,7 @@ import pytest
 from attune.common import faults
 from attune.common.errors import SettingError
 from docs import fault_points
+from tests import fault_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,10 +81,16 @@ def test_a_misspelt_fault_is_an_error(text, said):
 
 def test_kill_and_stop_are_signals_that_the_variable_asks_for():
     code = "from attune.common.faults import fail_at as f; f('a', 1, 'trained'); print('on', flush=True); f('a', 2, 'trained')"
-    environment = os.environ | {faults.VARIABLE: "a:1:trained=stop,a:2:trained=kill"}
+    environment = os.environ | {faults.VARIABLE: fault_steps.checked("a:1:trained=stop,a:2:trained=kill")}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
     process.send_signal(signal.SIGCONT)
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (-signal.SIGKILL, b"on\n")
+
+
+@pytest.mark.parametrize("text", ["server:2:comitted=kill", "kiel:1:training=hang,kiel:2:Trained=kill", "*:*:=stop"])
+def test_a_test_that_names_an_unknown_step_fails(text: str) -> None:
+    with pytest.raises(AssertionError, match="no fault strikes at"):
+        fault_steps.arm(text)

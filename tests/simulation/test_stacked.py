@@ -137,11 +137,6 @@ def test_a_home_whose_executor_a_trial_chose_is_gone_on_with(tmp_path: Path) -> 
     assert (tmp_path / "begun" / "simulation.json").read_bytes() == record
 
 
-def test_a_choice_by_the_clock_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"'stacked', .* or 'sequential'"):
-        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, executor="auto")  # type: ignore[call-overload]
-
-
 def test_an_unknown_executor_is_refused() -> None:
     with pytest.raises(SettingError, match="did you mean 'sequential'"):
         attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, executor="sequentail")  # type: ignore[arg-type]

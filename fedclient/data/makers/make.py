@@ -14,7 +14,7 @@ from attune.common.durable import NO_SPACE, PUBLIC, check_folder, write_file
 from attune.common.errors import DiskFull, SettingError, ShardError
 from attune.common.plan import Label
 from attune.common.text import from_json
-from attune.fedclient.data.arrays import MAX_BINARY_BYTES, Array, plain_suffix, read_text, write_arrays
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES, plain_suffix, read_text, write_arrays
 from attune.fedclient.data.cells import is_missing
 from attune.fedclient.data.csv_file import is_index, looks_like_table
 from attune.fedclient.data.makers import images
@@ -243,7 +243,7 @@ def _of_cells(train: DataTable, test: DataTable | None, options: MakeOptions, co
         texts = [table.text(column) for table in both]
         values = [alphabet.rows(part, options.length) for part in texts]
         notes += [] if options.tokenizer else lost_characters(chain.from_iterable(texts), f"column {column!r} of {train.path}")
-    parts = [(x, _outputs(table, options.table)) for x, table in zip(values, both, strict=True)]
+    parts = [(x, outputs_of(table, options.table)) for x, table in zip(values, both, strict=True)]
     test_part = parts[1] if len(parts) > 1 else None
     return DataSource(parts[0], test_part, with_outputs(meta, train, options.table), notes=(*train.notes, *notes))
 
@@ -252,10 +252,6 @@ def _images(table: DataTable, column: str, options: MakeOptions) -> DecodedImage
     cells = table.cells[column]
     where = [f"image {at + 1} of {table.path}" for at in range(len(cells))]
     return decode_images([cell["bytes"] or Path(str(cell["path"])) for cell in cells], where, options)
-
-
-def _outputs(table: DataTable, options: ReadOptions) -> Array:
-    return outputs_of(table, options)
 
 
 def _is_image(cells: Any) -> bool:

@@ -104,7 +104,7 @@ def clipped_sum(
     scale_U = factors(square_U, clip)
     sums = weighted(_finite(layers, square_U), scale_U, moving)
     if not square_U.isfinite().all():
-        single = {name: torch.where(_shaped(square_U.isfinite(), g), g, 0.0) for name, g in single.items()}
+        single = {name: g.where(square_U.isfinite().view(-1, *[1] * (g.dim() - 1)), 0.0) for name, g in single.items()}
     sums |= {name: torch.tensordot(scale_U, gradient, dims=1) for name, gradient in single.items()}
     none = {name: torch.zeros_like(tensors[name]) for name in moving if name not in sums}
     return {**sums, **none}, (value if value is not None else scale_U.sum()).detach()
@@ -128,11 +128,6 @@ def _finite(layers: Mapping[str, tuple[Tensor, Tensor]], square_U: Tensor) -> Ma
         return layers
     is_finite = square_U.isfinite()[..., None, None]
     return {path: (torch.where(is_finite, a, 0.0), torch.where(is_finite, delta, 0.0)) for path, (a, delta) in layers.items()}
-
-
-def _shaped(value_U: Tensor, like: Tensor) -> Tensor:
-    """Return (U,) as (U, 1, ...), with as many axes as `like`."""
-    return value_U.view(-1, *[1] * (like.dim() - 1))
 
 
 def square_norms(layers: Mapping[str, tuple[Tensor, Tensor]], moving: Sequence[str]) -> Tensor:

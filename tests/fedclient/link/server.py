@@ -42,7 +42,7 @@ class Stream:
 
 @dataclass
 class Scripted:
-    """LocalServer whose faults come from lists, one entry for each call; a number cuts after that many bytes."""
+    """Server in the place of an InProcessServer. Its faults are lists, an entry a call; a number cuts after that many bytes."""
 
     downloads_fail: list[int | AttuneError] = field(default_factory=list)
     uploads_fail: list[int | AttuneError] = field(default_factory=list)

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 import torch
 
-from attune.common import faults
 from attune.common.config import TrainSettings
 from attune.common.errors import HomeMismatch, LimitExceeded
 from attune.common.exchange.messages import BlobRef, Order
@@ -26,6 +25,7 @@ from attune.fedclient.work.embedding import PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import FolderOrders
+from tests import fault_steps
 from tests.fedclient.work.test_learner import images_in
 
 OPTIONS = {"embedding": "device", "embedding_dim": 4, "hidden": 6}
@@ -37,7 +37,7 @@ STEPS = ("training", "trained", "state-written", "order-committed")
 @pytest.fixture(autouse=True)
 def disarmed() -> Iterator[None]:
     yield
-    faults.arm("")
+    fault_steps.arm("")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def whole_course(learner: Callable[[], Learner]) -> None:
 def test_a_death_at_each_step_gives_the_same_bits(made: Callable[[str], Learner], tmp_path, step: str, number: int) -> None:
     undisturbed = made("whole")
     whole_course(lambda: undisturbed)
-    faults.arm(f"kiel:{number}:{step}=raise-EIO")
+    fault_steps.arm(f"kiel:{number}:{step}=raise-EIO")
     carried_out(made("broken"), 1)
     for order, work, counted in ((2, "train", {1: 48.0}), (3, "train", {1: 48.0}), (3, "evaluate", {3: 24.0})):
         try:

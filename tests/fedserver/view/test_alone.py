@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from attune.common.pictures.figures import Picture, Section
+from attune.features.pictures import plot_accuracy, plot_devices
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.view import plot_accuracy, plot_devices
 from attune.fedserver.view.homes import render_status
 from attune.fedserver.view.status import status
 from attune.fedserver.view.summary import Summary, summarise

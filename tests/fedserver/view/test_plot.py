@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from attune import seams
 from attune.common import aio
 from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError
@@ -18,6 +19,8 @@ from attune.common.pictures import figures
 from attune.common.pictures.figures import PageTable, Picture, Section, natural, short, write
 from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import write_tensors
+from attune.features.pictures import plot_clients
+from attune.features.pictures import plots as plot
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import AcceptedUpdate, Report
@@ -25,8 +28,6 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import ATTEMPTS, Damaged
 from attune.fedserver.ports.ledger import Certificate
-from attune.fedserver.view import plot_clients
-from attune.fedserver.view import plots as plot
 from attune.fedserver.view.export import export_home
 from tests.pictures import Page, check_pictures
 
@@ -319,7 +320,7 @@ def test_names_sort_by_their_numbers_and_lose_what_all_begin_with():
 
 
 def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
-    option = next(parameter for parameter in cli.commands["plot"].params if parameter.name == "pictures")
+    option = next(parameter for parameter in seams.answer("commands", "plot").params if parameter.name == "pictures")
     assert list(option.type.choices) == list(plot.PICTURES)
     fed = federation(clients=2, rounds=1)
     words = ["plot", "--home", str(fed.home.path), "--out", str(tmp_path / "out")]
@@ -327,19 +328,6 @@ def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
     page = check_pictures(tmp_path / "out", {"accuracy"})
     assert page.heads[0] == "Who is helped?"
     assert "Not known to the server: devices have compared nothing yet" in page.text
-
-
-@pytest.mark.parametrize(
-    ("words", "instead"),
-    [
-        (("plot", "--runs", "x", "--x", "train.lr", "--out", "y"), "compare"),
-        (("plot", "--labels", "x.csv"), "classes"),
-        (("simulate", "--try-executors"), "--executor"),
-    ],
-)
-def test_an_option_of_earlier_versions_says_what_to_do_instead(words, instead):
-    done = CliRunner().invoke(cli, words)
-    assert done.exit_code == 2 and f"{words[1]} is gone: " in done.output and instead in done.output
 
 
 def test_a_name_with_letters_that_the_font_lacks_is_drawn_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:

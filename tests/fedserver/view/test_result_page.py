@@ -9,10 +9,10 @@ from attune.common.config import TrainSettings
 from attune.common.metrics import METRICS
 from attune.common.plan import ModelSpec, Plan
 from attune.common.task import TaskName
+from attune.features.pictures import plots
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.view import plots
 from attune.simulation.memory import MemoryBlobs
 from tests.fedserver.view.test_alone import evaluation, trained
 from tests.pictures import Page

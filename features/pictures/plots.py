@@ -12,13 +12,13 @@ from typing_extensions import Self
 from attune.common.errors import NoModel, SettingError
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Format
+from attune.features.pictures import plot_accuracy, plot_clients, plot_devices
 from attune.fedserver.core.accuracy import comparisons
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators import stored
 from attune.fedserver.lab.aggregators.stored import ArrayFile
 from attune.fedserver.ports.blobs import Blobs, blob_of, read_again
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices
 from attune.fedserver.view.summary import summarise
 
 T = TypeVar("T")
@@ -123,6 +123,11 @@ def plot_home(home: ServerHome, out: Path, wanted: Sequence[str], formats: Seque
     """
     title, sections, left_out = pages(PictureSource.of_home(home), wanted)
     return [*map(str, figures.write(out, title, sections, formats)), *left_out]
+
+
+def pictures_of(snapshot: Snapshot, blobs: Blobs, wanted: Sequence[str]) -> tuple[str, list[figures.Section]]:
+    """Return the title and the sections of a simulation's pictures; errors as for `plot_home`."""
+    return pages(PictureSource(lambda: snapshot, blobs, "this simulation"), wanted)[:2]
 
 
 def pages(source: PictureSource, wanted: Sequence[str]) -> tuple[str, list[figures.Section], list[str]]:
