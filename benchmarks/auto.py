@@ -27,9 +27,9 @@ from attune.fedclient.work.evaluation import Evaluation
 from attune.fedserver.choosing.candidates import USUAL
 from attune.fedserver.choosing.race_course import Course
 from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, DeviceScores, rungs_of
-from attune.simulation.recipes.catalogue import RECIPES, get
-from attune.simulation.recipes.run import Groups, harmed
 from attune.simulation.simulate import simulate
+from benchmarks.recipes.catalogue import RECIPES, get
+from benchmarks.recipes.run import Groups, harmed
 from benchmarks.result_file import Results
 
 AUTO, COMMON = "auto", "fedavg"

@@ -30,10 +30,10 @@ from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.blend import answers_of
 from attune.simulation.partition.datasets import DIGITS
-from attune.simulation.recipes.catalogue import SERVED, Recipe, RecipePoint, get
-from attune.simulation.recipes.run import harmed
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
+from benchmarks.recipes.catalogue import SERVED, Recipe, RecipePoint, get
+from benchmarks.recipes.run import harmed
 from benchmarks.result_file import Results
 from benchmarks.study import named
 

@@ -41,8 +41,8 @@ from attune.fedserver.lab.aggregators.closed_form import ClosedFormSums
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.disk import scratch_blobs
-from attune.simulation.recipes.catalogue import get
 from benchmarks.machine import machine
+from benchmarks.recipes.catalogue import get
 from benchmarks.result_file import Results
 
 Report = dict[str, Any]

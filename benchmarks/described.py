@@ -39,7 +39,7 @@ from attune.fedserver.lab.aggregators.described import BANDWIDTHS, DescriptionRe
 from attune.fedserver.lab.engine import Engine
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import partition
-from attune.simulation.recipes import cuts
+from benchmarks.recipes import cuts
 from benchmarks.result_file import Results
 
 SETTINGS: dict[str, Any] = {"train.local_epochs": 2, "train.evaluate": False, "train.validation": 0, "round.evaluate_every": 0}

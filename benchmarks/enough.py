@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-from attune.simulation.recipes.catalogue import get
 from attune.simulation.simulate import simulate
+from benchmarks.recipes.catalogue import get
 from benchmarks.result_file import Results
 from benchmarks.study import named
 

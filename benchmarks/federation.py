@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attune.common.config import parse_assignment
-from attune.simulation.recipes.run import Right, right_of
+from benchmarks.recipes.run import Right, right_of
 
 BIN = Path(sys.executable).parent
 # Begins the names of a hosted fleet's devices, before the shard's. Without it names, and so random draws, are new in every run.

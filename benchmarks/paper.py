@@ -24,9 +24,9 @@ from attune.common.errors import SettingError
 from attune.common.hardware import choose
 from attune.simulation.grid_search import best
 from attune.simulation.manifest import commit_of
-from attune.simulation.recipes.run import Right, harmed
 from benchmarks.federation import Ended, simulated
 from benchmarks.machine import machine
+from benchmarks.recipes.run import Right, harmed
 from benchmarks.result_file import Results
 from benchmarks.rows import COLUMNS as FIGURES
 from benchmarks.rows import TRIAL, figures, trial_figures

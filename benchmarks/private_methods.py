@@ -29,8 +29,8 @@ from attune.fedclient.read_options import ReadOptions
 from attune.simulation.arguments import data_by_name, read_shards
 from attune.simulation.grid_search import TrialSettings, best, trials, validation_members
 from attune.simulation.partition.datasets import DIGITS, load_source
-from attune.simulation.recipes.catalogue import get
 from attune.simulation.result import SimulationResult
+from benchmarks.recipes.catalogue import get
 from benchmarks.result_file import Results
 
 Members = Mapping[str, LazyShard]

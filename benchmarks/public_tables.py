@@ -14,9 +14,9 @@ import click
 
 from attune.common.config import parse_assignment
 from attune.simulation.grid_search import SHARE, TrialSettings, best, trials
-from attune.simulation.recipes.catalogue import RecipeMethod, get
-from attune.simulation.recipes.public_table import PUBLIC
-from attune.simulation.recipes.run import trained
+from benchmarks.recipes.catalogue import RecipeMethod, get
+from benchmarks.recipes.public_table import PUBLIC
+from benchmarks.recipes.run import trained
 from benchmarks.result_file import Results
 from benchmarks.study import validation
 

@@ -1,4 +1,4 @@
-"""Tables of docs/choosing.md, which `make docs` writes from the rows of `fedserver simulate --benchmark`."""
+"""Tables of docs/choosing.md, which `make docs` writes from the rows of `python -m benchmarks.recipes`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from attune.simulation.recipes.catalogue import ALONE, LOCAL, RECIPES, RIVALS, TUNED, Recipe
-from attune.simulation.recipes.picture import NO_BETTER, no_better
-from attune.simulation.recipes.public_table import PUBLIC
-from attune.simulation.recipes.run import RecipeRow, read, shown
+from benchmarks.recipes.catalogue import ALONE, LOCAL, RECIPES, RIVALS, TUNED, Recipe
+from benchmarks.recipes.picture import NO_BETTER, no_better
+from benchmarks.recipes.public_table import PUBLIC
+from benchmarks.recipes.run import RecipeRow, read, shown
 from docs.markdown import table
 
 OUT = Path(__file__).parent / "results" / "recipes"
@@ -103,7 +103,7 @@ def whole(recipe: Recipe, rows: Sequence[RecipeRow]) -> bool:
 
 def command(recipe: Recipe) -> str:
     data = f" --data {recipe.data}" if recipe.data else ""
-    return f"fedserver simulate --benchmark {recipe.name}{data}"
+    return f"python -m benchmarks.recipes {recipe.name}{data}"
 
 
 def missed(rows: Mapping[str, Sequence[RecipeRow]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ import numpy as np
 from attune.common.errors import AttuneError
 from attune.common.text import aligned
 from attune.fedclient import shards as shard_paths
-from attune.simulation.recipes.catalogue import RECIPES, get
+from benchmarks.recipes.catalogue import RECIPES, get
 from benchmarks.result_file import Results
 from benchmarks.rival_models import CHOSEN, RivalResult, rival_results
 

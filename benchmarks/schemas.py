@@ -27,7 +27,7 @@ from attune.fedclient.data.holdout import held_out, row_hashes
 from attune.fedclient.data.source import read_source
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.arguments import read_shards
-from attune.simulation.recipes.site_tables import CODES, read_heart, write_table
+from benchmarks.recipes.site_tables import CODES, read_heart, write_table
 
 SEEDS, FEW = 8, 3  # runs with each encoding; few of what takes minutes
 MODELS: dict[str, dict[str, Any]] = {

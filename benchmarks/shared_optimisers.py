@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from attune.simulation.partition.datasets import DIGITS
-from attune.simulation.recipes.catalogue import Recipe, RecipePoint, get
 from attune.simulation.simulate import simulate
+from benchmarks.recipes.catalogue import Recipe, RecipePoint, get
 from benchmarks.result_file import Results
 from benchmarks.study import named, validation
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 
 from attune.common.statistics import interval_of_mean
-from attune.simulation.recipes.catalogue import ALONE, LOCAL, RECIPES
-from attune.simulation.recipes.run import read
+from benchmarks.recipes.catalogue import ALONE, LOCAL, RECIPES
+from benchmarks.recipes.run import read
 from docs.markdown import table
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"

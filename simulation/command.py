@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from attune.common import homes
 from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType
@@ -23,11 +22,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--data", multiple=True, metavar="SHARD", help="A shard, or a quoted pattern ('shards/*'); for a benchmark, its data set."
-)
+@click.option("--data", multiple=True, metavar="SHARD", help="A shard, or a quoted pattern ('shards/*').")
 @table_options
-@click.option("--benchmark", metavar="NAME", help="A recipe that compares methods: docs/choosing.md has them.")
 @click.option(
     "--method", "methods", default="fedtp", show_default=True, help="Methods, with commas between them; auto: find the best."
 )
@@ -72,7 +68,6 @@ if TYPE_CHECKING:
 @click.option("--dashboard", metavar="[HOST:]PORT", help="Serve a page to watch it in a browser (0: a free port).")
 def simulate(
     data: tuple[str, ...],
-    benchmark: str | None,
     methods: str,
     model: str | None,
     hooks_module: str | None,
@@ -90,13 +85,8 @@ def simulate(
 ) -> None:
     """Run whole federations in this process, without a network, and compare methods on the same shards."""
     listed = None if seeds is None else seeds_in(seeds, seed)
-    if benchmark is not None:
-        refuse_beside_benchmark()
-        check_folder(out or Path("benchmark-out"))
-        run_recipe(benchmark, data, out or Path("benchmark-out"), listed or (() if seed is None else (seed,)))
-        return
     if not data:
-        raise click.UsageError("say --data SHARD, or --benchmark NAME")
+        raise click.UsageError("say --data SHARD")
     from attune.fedclient.options import NONE, Hooks
     from attune.fedserver.core.planning import turned_off
     from attune.simulation.arguments import data_by_name, overrides, read_shards, warnings_of
@@ -239,46 +229,6 @@ def seeds_in(text: str, seed: int | None) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise click.UsageError(f"--seeds {text}: a seed comes twice")
     return seeds
-
-
-def refuse_beside_benchmark() -> None:
-    """Refuse options that a recipe would ignore, because it says them itself.
-
-    Raises:
-        click.UsageError: One was given.
-    """
-    context = click.get_current_context()
-    given = [
-        min(option.opts, key=len)
-        for option in context.command.params
-        if option.name not in ("benchmark", "data", "seed", "seeds", "out")
-        and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise click.UsageError(
-            f"a recipe has its own settings: --benchmark takes no {' and no '.join(given)}. "
-            "Without --benchmark, --data, --method and --set compare as you like"
-        )
-
-
-def run_recipe(name: str, data: tuple[str, ...], out: Path, seeds: Sequence[int]) -> None:
-    """Run a recipe, print its table, and write rows and a picture into `out`.
-
-    Raises:
-        click.UsageError: The recipe needs a data set and has none, or the reverse.
-    """
-    from attune.simulation.recipes import catalogue, picture
-    from attune.simulation.recipes.run import run
-
-    recipe = catalogue.get(name)
-    if len(data) != bool(recipe.data):
-        raise click.UsageError(
-            f"--benchmark {name} takes " + (f"--data, one path of {recipe.data}" if recipe.data else "no --data")
-        )
-    rows = run(recipe, data[0] if data else None, out, lambda text: click.echo(text, err=True), seeds=seeds)
-    for line in picture.lines(recipe, rows):
-        click.echo(line)
-    click.echo(f"rows in {out / recipe.name}.csv, picture in {picture.picture(recipe, rows, out / f'{recipe.name}.png')}")
 
 
 @click.command()

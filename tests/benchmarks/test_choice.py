@@ -15,9 +15,9 @@ import attune
 from attune.common.errors import SettingError
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.split import write_shards
-from attune.simulation.recipes.catalogue import SERVED, get
-from attune.simulation.recipes.run import harmed
 from benchmarks import auto, choice
+from benchmarks.recipes.catalogue import SERVED, get
+from benchmarks.recipes.run import harmed
 from benchmarks.result_file import Results
 from tests.e2e.harness import tabular_shard
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from attune.simulation.recipes.catalogue import ALONE, CLOSED_FORM, LOCAL, TUNED
-from attune.simulation.recipes.run import RecipeRow, write
 from benchmarks.recipe_tables import gap_of, missed, public
+from benchmarks.recipes.catalogue import ALONE, CLOSED_FORM, LOCAL, TUNED
+from benchmarks.recipes.run import RecipeRow, write
 
 
 def row(x: float, seed: int, method: str, kept: float, own: float | None = None, harmed: float = 0.0) -> RecipeRow:

@@ -20,11 +20,11 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
 from attune.common.errors import SettingError
-from attune.simulation.recipes.catalogue import ALONE, ALONE_ENTRY, FEDAVG, LOCAL, RECIPES, get
-from attune.simulation.recipes.public_table import PUBLIC
 from attune.simulation.simulate import simulate
 from benchmarks import rival_models, rivals
 from benchmarks.private_methods import TASKS
+from benchmarks.recipes.catalogue import ALONE, ALONE_ENTRY, FEDAVG, LOCAL, RECIPES, get
+from benchmarks.recipes.public_table import PUBLIC
 from benchmarks.rival_models import BOOSTED, CHOSEN, FOREST, LINEAR, MARGIN, NEAREST, NEAREST_3, RIDGE, VECTORS, device_scores
 
 Parts = Mapping[str, tuple[Any, Any]]

@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from attune.common.statistics import mcnemar
-from attune.simulation.recipes.catalogue import ALONE, CLOSED_FORM
-from attune.simulation.recipes.public_table import PUBLIC
 from benchmarks import measure, paper_findings, tables
+from benchmarks.recipes.catalogue import ALONE, CLOSED_FORM
+from benchmarks.recipes.public_table import PUBLIC
 from examples.outcome import COLUMNS
 
 Row = Mapping[str, str]

@@ -15,7 +15,7 @@ import attune
 from attune.fedclient.cli import main as fedclient
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.split import Partition, write_shards
-from attune.simulation.recipes.catalogue import get
+from benchmarks.recipes.catalogue import get
 from tests.e2e.harness import digit_shards
 
 SETTINGS = {"model.name": "dnn", "model.hidden": [50], "train.local_epochs": 2}

@@ -335,7 +335,6 @@ def test_a_single_value_is_used_without_a_trial(reversed_data: str) -> None:
         (("--grid", "train.lr=0.1,-1"), "train.lr"),
         (("--grid", "train.lrr=0.1,1"), "did you mean 'lr'"),
         (("--grid", "train.lr"), "--grid takes"),
-        (("--benchmark", "digits", "--grid", "train.lr=1,2"), " no --grid"),
     ],
 )
 def test_a_wrong_grid_ends_it_before_any_training(reversed_data: str, words: tuple[str, ...], said: str) -> None:

@@ -165,7 +165,6 @@ def test_the_command_compares_methods_over_seeds_and_writes_a_table(tmp_path: Pa
         (("--seeds", "0,0"), "a seed comes twice"),
         (("--seeds", "0", "--seed", "1"), "give --seed or --seeds"),
         (("--table", "t.xlsx"), "a table is a file .csv, .tex, .html"),
-        (("--benchmark", "digits", "--table", "t.csv"), " no --table"),
     ],
 )
 def test_what_the_command_refuses(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

@@ -18,7 +18,7 @@ from attune.common.schema import Column, Schema
 from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.meta import Meta
-from attune.simulation.recipes.site_tables import LABEL, SPLIT, SiteTables
+from benchmarks.recipes.site_tables import LABEL, SPLIT, SiteTables
 
 FEWEST_ROWS = 8  # of a site: with fewer, less than two are tested
 

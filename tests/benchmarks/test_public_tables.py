@@ -12,10 +12,10 @@ import pytest
 
 from attune.common.errors import SettingError
 from attune.fedclient.data.shard import load_shard
-from attune.simulation.recipes import catalogue, site_tables
-from attune.simulation.recipes.catalogue import CLOSED_FORM, get
-from attune.simulation.recipes.public_table import FEWEST_ROWS, PUBLIC, PublicTable
-from attune.simulation.recipes.run import run, trained
+from benchmarks.recipes import catalogue, site_tables
+from benchmarks.recipes.catalogue import CLOSED_FORM, get
+from benchmarks.recipes.public_table import FEWEST_ROWS, PUBLIC, PublicTable
+from benchmarks.recipes.run import run, trained
 from tests.needs import Later, needs
 
 pytestmark = needs("pandas")

@@ -10,8 +10,8 @@ from typing import Any
 
 from attune.common.pictures import figures
 from attune.common.task import TASKS
-from attune.simulation.recipes.catalogue import ALONE, FEDAVG, LOCAL, TUNED, Recipe
-from attune.simulation.recipes.run import RecipeRow, shown
+from benchmarks.recipes.catalogue import ALONE, FEDAVG, LOCAL, TUNED, Recipe
+from benchmarks.recipes.run import RecipeRow, shown
 
 HEADS = ("mean", "pooled", "worst", "harmed", "by group", "served", "constant", "MB", "seeds")
 NO_BETTER = "*"  # marks the mean of a method that is no better than a constant answer

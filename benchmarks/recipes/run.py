@@ -25,10 +25,10 @@ from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.work.comparison import sign_flip
 from attune.simulation.manifest import ResultManifest
 from attune.simulation.partition.samples import Source
-from attune.simulation.recipes.catalogue import ALONE, CLOSED_FORM, RIVALS, Recipe, RecipeMethod, RecipePoint
-from attune.simulation.recipes.site_tables import SiteTables
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
+from benchmarks.recipes.catalogue import ALONE, CLOSED_FORM, RIVALS, Recipe, RecipeMethod, RecipePoint
+from benchmarks.recipes.site_tables import SiteTables
 
 Groups = npt.NDArray[np.intp]
 # For each device, which test labels its model predicts: (n,), or (n, T); in regression the score of each sample, (n,).

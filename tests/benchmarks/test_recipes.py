@@ -14,17 +14,17 @@ from click.testing import CliRunner
 from attune.common.methods.registry import method_from_options
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.read_options import ReadOptions
-from attune.fedserver.cli import cli
 from attune.fedserver.core.planning import resolve
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.split import Partition, partition
-from attune.simulation.recipes import catalogue, cuts, picture, site_tables
-from attune.simulation.recipes import run as recipe_runs
-from attune.simulation.recipes.catalogue import ALONE, ALONE_ENTRY, BASELINES, Recipe, RecipeMethod, RecipePoint
-from attune.simulation.recipes.run import RecipeRow, harmed, read, write
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
+from benchmarks.recipes import catalogue, cuts, picture, site_tables
+from benchmarks.recipes import run as recipe_runs
+from benchmarks.recipes.__main__ import main
+from benchmarks.recipes.catalogue import ALONE, ALONE_ENTRY, BASELINES, Recipe, RecipeMethod, RecipePoint
+from benchmarks.recipes.run import RecipeRow, harmed, read, write
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(catalogue.RECIPES, "digits", replace(tiny, points=tiny.points[:1]))
 
     def run() -> str:
-        done = CliRunner().invoke(cli, ["simulate", "--benchmark", "digits", "--out", str(tmp_path)], catch_exceptions=False)
+        done = CliRunner().invoke(main, ["digits", "--out", str(tmp_path)], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.output
 
@@ -255,16 +255,13 @@ def test_tables_of_a_recipe_have_a_closed_form_where_they_are_scaled_together(sc
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--benchmark", "digit"], "unknown benchmark 'digit'"),
-        (["--benchmark", "hospitals"], "takes --data, one path of heart_disease.npz"),
-        (["--benchmark", "digits", "--data", "x"], "takes no --data"),
-        (["--benchmark", "digits", "--set", "train.lr=0.1", "--rounds", "3"], "takes no --rounds and no --set"),
-        (["--benchmark", "digits", "--table", "a.csv"], "takes no --table"),
-        ([], "say --data SHARD, or --benchmark NAME"),
+        (["digit"], "unknown benchmark 'digit'"),
+        (["hospitals"], "takes --data, the path of heart_disease.npz"),
+        (["digits", "--data", "x"], "takes no --data"),
     ],
 )
 def test_what_cannot_be_run_is_said(words: list[str], said: str) -> None:
-    done = CliRunner().invoke(cli, ["simulate", *words])
+    done = CliRunner().invoke(main, words)
     assert done.exit_code and said in (done.output + str(done.exception))
 
 
@@ -342,8 +339,8 @@ def test_recipes_of_tables_run_from_the_published_file(heart: Path, tmp_path: Pa
 
     def run(name: str, path: Path, recipe: Recipe) -> str:
         monkeypatch.setitem(catalogue.RECIPES, name, recipe)
-        words = ["simulate", "--benchmark", name, "--data", str(path), "--out", str(tmp_path), "--seed", "0"]
-        done = CliRunner().invoke(cli, words, catch_exceptions=False)
+        words = [name, "--data", str(path), "--out", str(tmp_path), "--seeds", "0"]
+        done = CliRunner().invoke(main, words, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.output
 

@@ -21,9 +21,9 @@ from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Dataset, Source
 from attune.simulation.partition.split import Partition, partition, write_shards
-from attune.simulation.recipes import cuts, site_tables
-from attune.simulation.recipes.public_table import PUBLIC, PublicTable
-from attune.simulation.recipes.site_tables import SiteCut, SiteTables
+from benchmarks.recipes import cuts, site_tables
+from benchmarks.recipes.public_table import PUBLIC, PublicTable
+from benchmarks.recipes.site_tables import SiteCut, SiteTables
 
 CutFunction = Callable[[Any, int], Partition | SiteCut]  # what `Recipe.load` returns, and a seed
 
@@ -153,7 +153,7 @@ def _roles(source: Source, seed: int) -> Partition:
 
 def _minute(source: Source, seed: int, *, windows: int, mountings: int) -> Partition:
     """Divide UCI-HAR by person, with features of each window. Person i carries the phone in mounting i mod `mountings`."""
-    assert isinstance(source, Dataset)  # noqa: S101 (the recipe's data are windows)
+    assert isinstance(source, Dataset)
     parts = cuts.minute(
         partition(source, "natural", None, seed, by="subject", group="segment"), source, "segment", windows, seed
     )

@@ -1,1 +1,0 @@
-"""Recipes that show where federation pays: methods on natural and drawn splits (`fedserver simulate --benchmark`)."""
