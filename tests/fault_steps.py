@@ -1,7 +1,5 @@
 """Faults in tests, whose steps must be those of docs/fault_points.py: a misspelt one would never strike."""
 
-from __future__ import annotations
-
 from attune.common import faults
 from docs.fault_points import DEVICE_STEPS, SERVER_STEPS
 

@@ -1,7 +1,5 @@
 """A server that asks too much of a device, or deceives it: the device's owner sets limits, and certificates are checked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

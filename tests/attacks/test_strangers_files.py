@@ -1,7 +1,5 @@
 """Files from strangers: pipes without end, deep JSON, sizes that take all memory, and models whose model.json names code."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """A stranger's home or backup brings no code without the user's consent and nothing else, and no other user reads a home."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Sums of `--method analytic`: what they tell of single samples, and sums by which a device would harm all others."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """One flipped byte in every kind of file of a home and in every table of the database: `verify` names it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sqlite3

@@ -3,8 +3,6 @@
 No device is told to throw away its private state because the server's home is damaged.
 """
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import tarfile

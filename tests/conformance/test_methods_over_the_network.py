@@ -4,8 +4,6 @@ Two rounds run over gRPC and mutual TLS, with a server and a hosted fleet of thr
 are not part of `make test`, because they take some minutes on a busy machine.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

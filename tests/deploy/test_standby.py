@@ -1,7 +1,5 @@
 """A standby says that it is one: to its operator, its supervisor, monitors and the image's check. It ends as it is told to."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

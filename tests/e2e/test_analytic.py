@@ -1,7 +1,5 @@
 """`--method analytic` over the network: kill -9 between any two steps changes no bit, and no device hands in sums unasked."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

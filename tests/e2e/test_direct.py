@@ -1,7 +1,5 @@
 """Direct transfers: devices read and write S3 themselves, with the bits of streams, whatever is killed or stands still."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Callable

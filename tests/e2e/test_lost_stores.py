@@ -1,7 +1,5 @@
 """A store that is lost is a trouble of the server, whichever call met it, until a call of that store succeeds."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Attacks on the ledger of a device's privacy, by real processes: kill -9 around the charge, copied homes, two processes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A federation over the network whose state is in PostgreSQL and S3 has the bits of one in a folder, whatever is killed."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

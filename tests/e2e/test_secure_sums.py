@@ -1,7 +1,5 @@
 """Secure aggregation by real processes: killed on either side at each exchange, and without a device that never returns."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Statistics that a device gives or refuses: a server may ask although its plan has privacy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path

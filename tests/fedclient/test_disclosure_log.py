@@ -1,7 +1,5 @@
 """The log of what has left a device: what it counts, what a kill leaves of it, its size, and the command that shows it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A device in secure aggregation: with whose certificates it signs, and that what it has kept decides what it answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """A hosted fleet: its devices, the lines about many of them, and the independence of devices when one ends."""
 
-from __future__ import annotations
-
 import math
 import os
 import resource

@@ -1,7 +1,5 @@
 """A device's home: runs that it leaves and takes up again, versions of its files, and changed bytes that are noticed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

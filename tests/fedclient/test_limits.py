@@ -1,7 +1,5 @@
 """Statistics of a shard that leave no device by themselves, and limits of its owner on a single order."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

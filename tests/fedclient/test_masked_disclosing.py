@@ -1,7 +1,5 @@
 """A server that lies about a masked sum of statistics, to one device: it refuses, now and after a restart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Resource limits that a device's owner sets: each limit holds, and a wait is reported once."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The session as transcripts: events, and the device's reactions."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Secure sums on a device: its memory of them, the sums that it refuses, and the secrets of an attempt."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`attune.evaluate`: which models can be evaluated elsewhere, and that sites score a folder as `fedclient evaluate` does."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 A file without a format is of format 1. Later formats are refused also where this version could not read their fields.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

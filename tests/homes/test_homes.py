@@ -1,7 +1,5 @@
 """Homes of an earlier revision: this version continues them to the same bits, and shows their content."""
 
-from __future__ import annotations
-
 import json
 import platform
 from importlib.metadata import version

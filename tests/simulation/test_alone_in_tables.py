@@ -1,7 +1,5 @@
 """Ordinary models alone in the tables of simulations, by numbers that are put into the devices' last reports by hand."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--method analytic` from end to end: on every task it takes, against a pooled calculation, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from collections.abc import Callable

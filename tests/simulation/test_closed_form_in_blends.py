@@ -1,7 +1,5 @@
 """The closed form in the blends of other methods, from end to end: what devices are served, and what they keep."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Federations whose devices fit ordinary models: what is kept, told, saved, exported, and the same over the network."""
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 from pathlib import Path

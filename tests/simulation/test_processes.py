@@ -1,7 +1,5 @@
 """Devices in several processes: the same bits as one by one, also when such a process dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Executor "ray" in a cluster of two workers on this machine: `make ray`. Skipped if Ray is not installed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

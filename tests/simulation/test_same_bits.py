@@ -1,7 +1,5 @@
 """The same seeds give the same bits in one process as over mutual TLS: every slot of the server, every device's model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Executors of a cohort's orders, stacked and others: the same results, a choice that is kept, a budget of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path

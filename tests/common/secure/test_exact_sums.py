@@ -1,7 +1,5 @@
 """Sums over samples behind masks: exact to 2^-80 for each device, whatever the split, and with nothing of one device."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from pathlib import Path

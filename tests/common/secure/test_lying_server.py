@@ -1,7 +1,5 @@
 """A server that lies to the devices of secure aggregation: each device refuses, and gives no second answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Secure aggregation as a transform: the mean of masked updates is the plain mean, and nothing else can be read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sums of masked vectors: of whole cohorts, and of every set of devices that may be left at each exchange."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

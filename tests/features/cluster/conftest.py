@@ -1,7 +1,5 @@
 """Aggregators over vaults of blobs, in this process and on workers, for comparison."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

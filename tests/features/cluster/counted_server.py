@@ -1,7 +1,5 @@
 """A fedserver that writes how many bytes of blobs it has read from S3 and written there itself, at its end."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

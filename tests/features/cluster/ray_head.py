@@ -1,7 +1,5 @@
 """A Ray cluster of this machine as an operator starts one, with a port for clients. All its processes end with it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

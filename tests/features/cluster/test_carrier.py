@@ -1,7 +1,5 @@
 """Rounds on workers have the bits of one process, for any number of workers, if workers die, and if the cluster ends."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """The whole lab over a cluster: served, staged, adapted and resumed state has the bits of the lab of one process."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Packing of tensors and cutting of work, for any tensors and any units."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

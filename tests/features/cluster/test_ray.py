@@ -1,7 +1,5 @@
 """`fedserver --lab ray` on Ray clusters of this machine: `make ray`. Skipped if Ray is not installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

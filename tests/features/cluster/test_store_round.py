@@ -1,7 +1,5 @@
 """Workers that read updates from S3 and write the next state there: the bits of one process, and no tensor in the server."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """The commands: their output and exit codes, help without torch, the doctor's findings, and a whole run over mutual TLS."""
 
-from __future__ import annotations
-
 import csv
 import json
 import socket

@@ -1,7 +1,5 @@
 """Identity of a device: enrolling, staying the same, and every refusal with its exit code."""
 
-from __future__ import annotations
-
 import re
 import socket
 import time

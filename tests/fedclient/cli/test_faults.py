@@ -1,7 +1,5 @@
 """Behaviour of a device when the link, the server or the device itself fails in the middle."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

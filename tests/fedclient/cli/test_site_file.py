@@ -1,7 +1,5 @@
 """The file of a site's owner: it means what the options mean, cannot be overridden, and refuses what it does not know."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`fedclient verify`: a line for each damaged file of a device's home. A start removes leftovers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

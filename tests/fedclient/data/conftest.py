@@ -1,7 +1,5 @@
 """Shards and plans for tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One definition of a cell: integers, codes, missing values and booleans are the same in CSV, Parquet and arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Names of columns: kept in the shard, and checked against the federation's, by the server and by the device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

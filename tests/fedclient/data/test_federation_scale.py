@@ -1,7 +1,5 @@
 """`standardise = "federation"`: means and deviations over all devices, from sums alone, compared by hand and with numpy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Generated tables through every reader: describe, one training step and a prediction, with equal results in all forms."""
 
-from __future__ import annotations
-
 import csv
 import os
 import sqlite3

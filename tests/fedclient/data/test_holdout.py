@@ -1,7 +1,5 @@
 """Choice of the training samples that are held out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Every row that a file holds is read, or the numbers of both are said."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from collections.abc import Callable

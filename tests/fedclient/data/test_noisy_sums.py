@@ -1,7 +1,5 @@
 """Sums and slots of a device's statistics, against numpy and fractions, and how far each sample moves noisy ones."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Outcomes in words: yes and no are 1 and 0, and what is no number is refused with what helps for an outcome."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

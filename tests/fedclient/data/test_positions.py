@@ -1,7 +1,5 @@
 """Shards of tokens with a label for every position: how they are read, checked and prepared."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

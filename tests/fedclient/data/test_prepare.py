@@ -1,7 +1,5 @@
 """Shards as tensors: scaling, axes, class indices, and the refusal of data that do not fit the plan."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

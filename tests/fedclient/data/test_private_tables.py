@@ -1,7 +1,5 @@
 """Tables by a schema where devices train with noise: nothing of one row's features follows from another row."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Excel files and queries of databases are read by the rules for CSV files, and a database's address is told to nobody."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The same sample is prepared alike in training and prediction, whatever file, type or table it comes in."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal

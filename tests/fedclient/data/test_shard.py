@@ -1,7 +1,5 @@
 """Reading of shards: every kind, the hold-out, and the error for each fault."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

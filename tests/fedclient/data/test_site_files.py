@@ -1,7 +1,5 @@
 """A site's own files: tables as --data, and shards that `fedclient shard` makes of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Values that stand for nothing are said: in features and outcomes, of tables and arrays, and no others are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables by a schema: describe proposes it, and the encoder applies it in training, evaluation and prediction."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

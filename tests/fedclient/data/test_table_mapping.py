@@ -1,7 +1,5 @@
 """A site maps its names, values and decimal commas to those of its federation, and none of them leaves it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shards of tasks other than classes, times and events among them: how they are read, checked, described and prepared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Text as the tokens of a tokenizer that belongs to a model: rows with padding behind, windows, errors."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

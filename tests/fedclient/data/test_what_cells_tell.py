@@ -1,7 +1,5 @@
 """Everything that a cell is recognised by becomes part of its value: forms of dates, clocks and zones, limits of detection."""
 
-from __future__ import annotations
-
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Words of `fedclient shard` about the data: options that it refuses, all problems at once, and rows that are held out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures: `linked` and `play` are over each implementation of the link; `committed` is a result to hand in."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -1,7 +1,5 @@
 """A scripted server for tests: within the process, and over real gRPC with mutual TLS."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field

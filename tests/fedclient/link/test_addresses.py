@@ -1,7 +1,5 @@
 """Addresses of servers: as --server takes them, and a device tries each in turn."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """A whole life of a device over each link: a served change is taken if it is the right one, else the whole value is fetched."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

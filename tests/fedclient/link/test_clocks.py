@@ -1,7 +1,5 @@
 """A wrong clock, of the device or of the server, ends no device for good: certificates are judged by both clocks."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any

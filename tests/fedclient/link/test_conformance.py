@@ -1,7 +1,5 @@
 """Requirements of every link: ordered events, bytes from any offset, the server's errors by name, and real cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

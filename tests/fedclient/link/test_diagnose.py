@@ -1,7 +1,5 @@
 """Each reason why a connection fails gets its own error."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Device against a store that redirects, stalls, cuts, lies or may not be used: the stream takes over, no secret is told."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

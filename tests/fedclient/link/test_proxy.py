@@ -1,7 +1,5 @@
 """A device behind an HTTP proxy: what it takes for one, and what it says of one that does not pass it on."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

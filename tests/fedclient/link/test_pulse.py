@@ -1,7 +1,5 @@
 """Liveness: silence in one's own ticks, the pace of frames, and a server that freezes behind an open connection."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Uploads over any link: within the update or followed by it, and a cut, a take-over, a stall, damage and a full disk."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

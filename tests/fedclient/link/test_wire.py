@@ -1,7 +1,5 @@
 """Cancellation on a wire, when a call breaks and its task is cancelled in the same turn of the loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

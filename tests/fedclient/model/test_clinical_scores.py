@@ -1,7 +1,5 @@
 """Scores that `fedclient evaluate` adds: by hand, by double sums, and of models that a federation has left."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`fedclient evaluate` on a table takes the columns and the task of the model; what a table lacks is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures of finished models on a shard's test part, and attention rollout by hand and against an independent oracle."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import msgspec

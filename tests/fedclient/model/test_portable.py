@@ -1,7 +1,5 @@
 """A finished model as a file for other programs: it computes the same as the original, or there is no file."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

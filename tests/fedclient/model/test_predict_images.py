@@ -1,7 +1,5 @@
 """`fedclient predict`: images with what they are called, probabilities, identifiers, intervals, and models of a simulation."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

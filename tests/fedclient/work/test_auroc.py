@@ -1,7 +1,5 @@
 """AUROC of two models on the same samples: by hand, by scikit-learn, by double sums, and by every swap of the two models."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

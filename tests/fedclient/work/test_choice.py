@@ -1,7 +1,5 @@
 """Blends of several models, the lines that a device prints about them, and the intervals."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

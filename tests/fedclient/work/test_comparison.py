@@ -1,7 +1,5 @@
 """A device compares its own model with the common one and with local training, blends them, and survives a restart."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The dial between the mean, the attended and the device's own values, against every possible choice."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A device's own embedding in its orders: durable with them, and the same after a death at each step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calibration against numpy's float64, and a device that can hold out no samples: its models, weights and sharpness."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Effect of an order on a device's tensors, and the tensors that are handed in: never private ones."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

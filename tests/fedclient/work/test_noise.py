@@ -1,7 +1,5 @@
 """asyncio prints no lines on stderr when the server vanishes."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import threading

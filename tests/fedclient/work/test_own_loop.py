@@ -1,7 +1,5 @@
 """A user's own training loop and scores: their arguments, their results, and the methods that cannot use them."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -1,7 +1,5 @@
 """The paired test for any score: by hand, against McNemar's, and by its own promise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

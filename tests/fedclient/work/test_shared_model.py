@@ -1,7 +1,5 @@
 """A model in the user's own code, which this device must allow, and the model that all devices of a plan have in common."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import types

@@ -1,7 +1,5 @@
 """State of a device between orders: it is checked when it is loaded, and keeps the order before to continue from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

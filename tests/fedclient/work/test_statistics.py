@@ -1,7 +1,5 @@
 """Paired tests and intervals, against numbers by hand, brute force, and their own promise."""
 
-from __future__ import annotations
-
 import functools
 import math
 

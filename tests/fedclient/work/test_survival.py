@@ -1,7 +1,5 @@
 """Cox loss and C-index: by hand, against an independent float64 calculation, and against lifelines."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

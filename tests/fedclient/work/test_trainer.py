@@ -1,7 +1,5 @@
 """Local training against numbers by hand, with the same bits every time."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights of networks and fitted models, worked out by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The one masked sum of a fleet's statistics: exact, made once, and repeated by a server that was killed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The server's exchanges with devices that are late, silent, or send what they should not."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any

@@ -1,7 +1,5 @@
 """A survey's answers: late, wrong, from devices that were not asked, and too many bytes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Images as people have them: which files of a folder are read, and that pixels are those that a viewer shows."""
 
-from __future__ import annotations
-
 import struct
 import warnings
 import zlib

@@ -1,7 +1,5 @@
 """Tasks on small models, with full control over data, seeds and settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cases that the traces of whole methods do not cover: batches, frozen layers, running statistics, any model, ends."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measures of each task by hand: losses, scores, likelihoods, constant answers and blends."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Losses, the proximal term, optimizers and schedules against steps by hand; without them no plan has changed."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A device's side of the closed form, against an independent calculation in numpy."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import numpy as np

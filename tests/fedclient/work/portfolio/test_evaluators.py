@@ -1,7 +1,5 @@
 """Our evaluators beside scikit-learn's own predictions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The closed form as models of a device, against independent calculations in numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

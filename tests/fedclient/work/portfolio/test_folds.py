@@ -1,7 +1,5 @@
 """Folds: each sample in one, groups whole, blocks of neighbours, classes spread evenly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A device's portfolio: which samples each prediction out of fold has seen, the choice among models, and the cache."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """kNN interpolation by hand, against a float64 oracle, and the two searches for neighbours against each other."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

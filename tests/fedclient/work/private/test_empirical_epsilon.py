@@ -1,7 +1,5 @@
 """Proofs of an attacker about one sample from what a device hands in, against the epsilon that the ledger charges."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Normal numbers on a lattice: their chances are those of a discrete Gaussian, and sums of them tell nothing by their gaps."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

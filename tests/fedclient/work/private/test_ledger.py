@@ -1,7 +1,5 @@
 """The ledger of what was spent: charged before training, bound to the data, and never cheaper than what was released."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models whose samples are not by themselves: refused, or clipped right, and never by what the device's samples are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

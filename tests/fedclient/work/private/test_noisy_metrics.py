@@ -1,7 +1,5 @@
 """Noise of a device's orders and of metrics: its variance, what it follows from, how much a unit moves, and its cost."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import math

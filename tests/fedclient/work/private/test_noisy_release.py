@@ -1,7 +1,5 @@
 """Noisy statistics of a device: their noise, what the ledger is charged for them, and what they leave to training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

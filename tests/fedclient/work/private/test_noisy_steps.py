@@ -1,7 +1,5 @@
 """Training with noise: what it is without noise, what noise it has, and what it may take."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

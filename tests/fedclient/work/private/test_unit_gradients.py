@@ -1,7 +1,5 @@
 """Norms and sums of clipped gradients against autograd, one sample after the other, in float64."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Real processes: killed, stopped and started again; a hosted fleet has the same bits as a process for each device."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -1,7 +1,5 @@
 """Devices with different numbers of samples, and their local training, stacked and one by one."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass

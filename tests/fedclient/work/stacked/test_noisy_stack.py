@@ -1,7 +1,5 @@
 """Training with noise of devices together against one by one: the same draws, the same noise, the same numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

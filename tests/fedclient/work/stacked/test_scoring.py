@@ -1,7 +1,5 @@
 """Orders and batches that are computed together come to what they come to one by one."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training of devices together against one by one, with every objective."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
