@@ -262,7 +262,7 @@ def test_a_new_run_after_a_race_is_begun_or_not_wherever_it_is_killed(tmp_path, 
         raise Killed
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(SqliteLedger, write, die, raising=False)
+        patched.setattr(SqliteLedger, write, die)
         runs.begin(racing.home, "second", {}, "ada")
     before = racing.home.snapshot().run
     racing.do(lambda storage: fleet_race.turn_of(racing.home, storage, {}))

@@ -104,7 +104,7 @@ def test_a_command_that_is_killed_leaves_a_home_that_can_go_on(tmp_path, monkeyp
         if at == "copying":
             patched.setattr(runs.shutil, "copyfile", die)
         elif at == "before the rename":
-            patched.setattr(SqliteLedger, "begin_run", die, raising=False)
+            patched.setattr(SqliteLedger, "begin_run", die)
         else:
             patched.setattr(DiskStorage, "clear_blobs", die)
         runs.begin(ran.home, "second", {}, "ada")
