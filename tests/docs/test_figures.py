@@ -116,10 +116,9 @@ def test_choosing_says_by_figures_where_one_round_is_enough(page: Any, root: Pat
             means.setdefault((row["series"], float(row["x"])), {})[row["method"]] = 100 * mean(rows, "mean", **here)
         return means
 
-    means = kept("wisdm")["", 250.0]
-    assert f"`wisdm` 250 (alone {means[ALONE]:.1f}, closed form {means[CLOSED_FORM.label]:.1f})" in text
-    [means] = kept("hospitals").values()
-    assert max(means.values()) == means[ALONE]
+    for recipe, means in {"`wisdm` 250": kept("wisdm")["", 250.0], "`hospitals`": kept("hospitals")["", 1.0]}.items():
+        assert f"{recipe} (alone {means[ALONE]:.1f}, closed form {means[CLOSED_FORM.label]:.1f})" in text
+        assert max(means.values()) < means[ALONE] + 1
     means = kept("one-minute")["as recorded", 2.0]
     said = f"(alone {means[ALONE]:.1f}, closed form {means[CLOSED_FORM.label]:.1f}, tuned FedAvg {means['FedAvg, tuned']:.1f})"
     assert f"`one-minute` 2 {said}" in text
