@@ -21,6 +21,7 @@ from attune.common.plan import ModelSpec
 from attune.common.wire import files
 from attune.fedclient.model import portable
 from attune.fedclient.model.artifact import Model, read_info
+from attune.fedclient.work import orders
 from tests.e2e import adapted
 from tests.e2e.hosted import host
 from tests.forked import hosts
@@ -39,18 +40,18 @@ def federation(members: Mapping[str, Any], method: str, model: Any, **given: Any
 def written(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Record the names in every blob: served, handed in, and of both sides' state, in files and in memory."""
     blobs: list[set[str]] = []
-    begin, listed = files.TensorWriter.__init__, files.manifest_of
+    begin, in_memory = files.TensorWriter.__init__, orders.tensor_bytes
 
     def seen(writer: files.TensorWriter, where: Any, manifest: Mapping[str, Any], **options: Any) -> None:
         blobs.append({name.removeprefix("personal.") for name in manifest})
         begin(writer, where, manifest, **options)
 
-    def seen_in_memory(tensors: Mapping[str, Any]) -> Any:
+    def seen_in_memory(tensors: Mapping[str, Any]) -> bytes:
         blobs.append({name.removeprefix("personal.") for name in tensors})
-        return listed(tensors)
+        return in_memory(tensors)
 
     monkeypatch.setattr(files.TensorWriter, "__init__", seen)
-    monkeypatch.setattr(files, "manifest_of", seen_in_memory)
+    monkeypatch.setattr(orders, "tensor_bytes", seen_in_memory)
     return blobs
 
 
