@@ -112,7 +112,7 @@ fuzz: develop
 # Tests with the lowest versions that pyproject.toml allows: bytes, identity, server, and the wheel with a federation. Without
 # warnings, because old libraries use what newer ones deprecate.
 lowest: .venv-lowest/installed
-	$(LOWEST)/pytest $(PARALLEL) --disable-warnings tests/common/wire tests/common/identity tests/fedclient/work/portfolio tests/fedserver tests/packaging
+	$(LOWEST)/pytest $(PARALLEL) --disable-warnings tests/common/wire tests/common/identity tests/fedclient/work/portfolio tests/features tests/fedserver tests/packaging
 
 .venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
