@@ -5,7 +5,7 @@ Off unless the environment variable ATTUNE_FAIL_AT is set to one or more of WHO:
     ATTUNE_FAIL_AT="server:2:committed=kill,kiel:1:training=hang"
 
 WHO is `server`, a device's name, or `*` for any. With a ROUND (0 before the first) a fault strikes once in a process; with `*`
-it strikes every time. The steps are the names that `fail_at` is called with. ACTION is one of
+it strikes every time. STEPS lists the steps. ACTION is one of
 
     kill           kill the process, as kill -9 does
     stop           stop the process, as SIGSTOP does, until it gets SIGCONT
@@ -25,11 +25,58 @@ import threading
 import time
 from dataclasses import dataclass
 
-from attune.common.errors import SettingError
+from attune.common.errors import SettingError, nearest
 
 VARIABLE = "ATTUNE_FAIL_AT"
 ANY = "*"
 SERVER = "server"
+SERVER_STEPS = {
+    "settings-written": "the settings bind the home (round 0)",
+    "audit-half": "half of a line of the audit log is written (round 0)",
+    "plan-committed": "the plan and the first state are in the database (round 0)",
+    "certificate-issued": "a certificate is in the database, and not yet sent (round 0)",
+    "record-written": "the record of a step is in the database, and its effects are not carried out",
+    "upload-whole": "a blob of an update has arrived, and is not durable yet",
+    "inbox-renamed": "the blobs of an update are in the inbox, and the entry that makes them count is not",
+    "update-accepted": "the entry is durable, and the receipt not sent",
+    "masked-accepted": "the masked parts of an update are durable, and the receipt not sent",
+    "secure-keys": "secure aggregation: devices have sent their keys",
+    "secure-shares": "secure aggregation: devices have sent their shares",
+    "secure-masked": "secure aggregation: devices have handed in masked updates, and the survivors are durable",
+    "secure-survivors": "secure aggregation: devices have signed the survivors",
+    "secure-unmasking": "secure aggregation: devices have sent what unmasks the sum",
+    "aggregated": "the files of the next state are written, and nothing is committed",
+    "committed": "the round is in the database, and the old files are still there",
+    "settled": "the files of the old state are gone, and the round is not yet reported as closed",
+    "inbox-cleared": "updates that are no longer needed are gone from the inbox",
+    "evaluation-committed": "an evaluation is in the database",
+    "leg-over": "a candidate of a race was scored, and the race does not know it (--method auto)",
+    "race-written": "the race knows the scores of a candidate, and its run is the present one",
+    "run-put-aside": "a run is copied aside, and is still the present one",
+    "run-switched": "another run is the present one, and the blobs of the run before are still there",
+    "blobs-taken-back": "the blobs of a run that was put aside are back, and its rows are not",
+    "run-taken-back": "a run that was put aside is whole, and its copy is still there",
+}
+DEVICE_STEPS = {
+    "key-written": "the key is durable, and no certificate asked for (round 0)",
+    "certificate-kept": "the certificate is durable (round 0)",
+    "plan-kept": "the plan is durable (round 0)",
+    "order-fetched": "all that the order needs is there",
+    "training": "after each batch of local training",
+    "compared": "models are compared, ordinary ones are fitted and durable, and nothing of the order is written",
+    "trained": "an order is carried out, and nothing of it written",
+    "state-written": "state and update are written, and not yet in place",
+    "order-committed": "state and update are in place",
+    "uploaded": "the blobs of an update are sent, and the update is not",
+    "submitted": "the receipt is here",
+    "secure-keys": "the keys for secure aggregation are durable, and not sent",
+    "secure-shares": "its cohort is durable, and its shares are not sent",
+    "secure-masked": "the set of its masks is durable, and its masked update is not sent",
+    "secure-survivors": "the survivors that it answers are durable, and not signed",
+    "secure-unmasking": "what unmasks the sum is not sent",
+    "model-saved": "the finished model is durable",
+}
+STEPS = SERVER_STEPS | DEVICE_STEPS
 HANG_S = 86400.0
 _FORM = "WHO:ROUND:STEP=ACTION, such as server:2:committed=kill"
 
@@ -68,7 +115,7 @@ def arm(text: str) -> None:
     """Set the faults of this process, in place of those before; none for an empty text.
 
     Raises:
-        SettingError: The text has another form, or names an unknown action.
+        SettingError: The text has another form, or names an unknown step or action.
     """
     _armed[:] = [_parsed(entry.strip()) for entry in text.split(",") if entry.strip()]
 
@@ -79,6 +126,8 @@ def _parsed(entry: str) -> Fault:
     round_, _, step = rest.partition(":")
     if not equals or not who or not (round_ == ANY or round_.isdecimal()):
         raise SettingError(f"{VARIABLE} takes {_FORM}; not {entry!r}")
+    if step not in STEPS:
+        raise SettingError(f"{VARIABLE}: unknown step {step!r}{nearest(step, STEPS)}")
     _check_action(action)
     return Fault(who, None if round_ == ANY else int(round_), step, action)
 

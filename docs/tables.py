@@ -14,12 +14,12 @@ from types import ModuleType
 
 import click
 
+from attune.common import faults
 from attune.common.errors import AttuneError
 from attune.common.metrics import METRICS
 from attune.common.wire import malformed
 from attune.fedclient.cli import main as fedclient
 from attune.fedserver.cli import cli as fedserver
-from docs import fault_points
 from docs.markdown import table
 
 SIDES = ("common", "fedserver", "fedclient")
@@ -89,7 +89,7 @@ def metrics() -> Iterator[str]:
 
 def fault_steps() -> Iterator[str]:
     """Yield the tables of the steps at which a fault can strike."""
-    for side, steps in (("server", fault_points.SERVER_STEPS), ("device", fault_points.DEVICE_STEPS)):
+    for side, steps in (("server", faults.SERVER_STEPS), ("device", faults.DEVICE_STEPS)):
         yield f"Steps of the {side}:"
         yield ""
         yield from table(("step", "what is true there"), ((f"`{step}`", text) for step, text in steps.items()))

@@ -21,7 +21,6 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.blobs import Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from benchmarks.rough import Proxy
-from tests import fault_steps
 from tests.e2e.harness import tabular_shard
 from tests.forked import ENTRIES, STEADY, Forked
 
@@ -190,8 +189,7 @@ class Site:
     def _fork(self, what: str, entry: str, words: Sequence[str], fault: str) -> Child:
         log = self.folder / f"{len(self.logs):02}-{what}.log"
         self.logs.append(log)
-        faulty = {"ATTUNE_HOME": str(self.folder / "attune"), faults.VARIABLE: fault_steps.checked(fault)}
-        environment = os.environ | STEADY | faulty
+        environment = os.environ | STEADY | {"ATTUNE_HOME": str(self.folder / "attune"), faults.VARIABLE: fault}
         with log.open("ab") as out:
             child = Child(what, Forked(words, out, out, environment, entry), log)
         self.children[what] = child

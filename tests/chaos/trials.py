@@ -9,7 +9,6 @@ from pathlib import Path
 
 from attune.common import faults
 from benchmarks.rough import DOWN, UP, Cut, Proxy
-from docs import fault_points
 from tests.chaos.drive import Trial, kill
 from tests.chaos.site import Child, Red, Shape, Site
 
@@ -76,7 +75,7 @@ class KilledServer(Trial):
     """kill -9 of the server at one of its steps, and again at another."""
 
     def __init__(self, rng: random.Random, rounds: int) -> None:
-        self.again = [_step(rng, fault_points.SERVER_STEPS, faults.SERVER, rounds, "kill") for _ in range(2)]
+        self.again = [_step(rng, faults.SERVER_STEPS, faults.SERVER, rounds, "kill") for _ in range(2)]
 
     def faults(self, who: str) -> str:
         return ",".join(self.again) if who == "server" else ""
@@ -88,7 +87,7 @@ class KilledDevices(Trial):
     def __init__(self, rng: random.Random, shape: Shape, rounds: int) -> None:
         self.of = {
             group: _step(
-                rng, fault_points.DEVICE_STEPS, f"edge-{rng.choice(shape.shards) if shape.hosted else group}", rounds, "kill"
+                rng, faults.DEVICE_STEPS, f"edge-{rng.choice(shape.shards) if shape.hosted else group}", rounds, "kill"
             )
             for group in (["fleet"] if shape.hosted else rng.sample(shape.shards, 2))
         }
@@ -282,11 +281,7 @@ class Damaged(Trial):
         self._rng = rng
         self._of_server = shape.hosted or rng.random() < 0.6
         self._victim = rng.choice(shape.shards)
-        steps, who = (
-            (fault_points.SERVER_STEPS, faults.SERVER)
-            if self._of_server
-            else (fault_points.DEVICE_STEPS, f"edge-{self._victim}")
-        )
+        steps, who = (faults.SERVER_STEPS, faults.SERVER) if self._of_server else (faults.DEVICE_STEPS, f"edge-{self._victim}")
         self._fault = _step(rng, steps, who, rounds, "kill", first_round=1)
         self._backup: tuple[Path, bytes] | None = None
         self.story = ""

@@ -20,7 +20,6 @@ from attune.fedserver.view.export import ORDER_COLUMNS, export_home
 from attune.fedserver.view.homes import status_of
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import Partition, partition, write_shards
-from tests import fault_steps
 from tests.forked import STEADY, Forked, run
 from tests.homes.kept import DEVICES, SERVER, unlisted
 
@@ -224,7 +223,7 @@ class Federation:
         assert not strange, f"give a version to {strange}, or a reason for none in tests/homes/kept.py"
 
     def _with(self, fault: str) -> dict[str, str]:
-        return self.environment | {faults.VARIABLE: fault_steps.checked(fault)}
+        return self.environment | {faults.VARIABLE: fault}
 
     def _log(self, name: str) -> Path:
         self._started += 1

@@ -15,7 +15,6 @@ from attune.common.errors import NotEnrolled, SettingError
 from attune.fedclient.console import Console
 from attune.fedserver.home import ServerHome
 from attune.fedserver.view.homes import status_of
-from tests import fault_steps
 from tests.e2e.harness import until
 
 SETTINGS = {"train.local_epochs": 1, "round.min_clients": 2}
@@ -102,13 +101,13 @@ def test_a_client_is_stopped_by_another_thread_and_goes_on_with_the_same_bits(
         return str(error.value)
 
     monkeypatch.setattr(faults, "_armed", [])
-    fault_steps.arm("site0:*:training=sleep:0.1")
+    faults.arm("site0:*:training=sleep:0.1")
     ended = in_thread(lambda: stopped(watched))
     assert watched.began.wait(60)
     first.stop()
     first.stop()  # a second time does no more
     assert ended() == "this device was stopped; finished work is saved, run it again to go on"
-    fault_steps.arm("")
+    faults.arm("")
     first.stop()  # before it runs: the next run ends at once
     assert "run it again" in stopped(Quiet())
     models = [first.run(Quiet()), other()]

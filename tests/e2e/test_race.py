@@ -13,7 +13,6 @@ from attune.common import faults
 from attune.common.config import load_settings
 from attune.common.errors import HomeMismatch, SettingError
 from attune.fedclient.model.artifact import read_info
-from tests import fault_steps
 from tests.e2e.harness import Federation, FederationAt, Process, tabular_shard
 
 ROUNDS, DEVICES = 3, 3
@@ -80,7 +79,7 @@ def test_a_server_that_is_killed_at_every_step_of_a_race_chooses_the_same(
     assert server.code() == -signal.SIGKILL, f"{first}: {server.text}"
     for fault in others:  # some strike before the server listens
         words = ("--host", "127.0.0.1", "--port", str(federation.port), "--dashboard", "off")
-        environment = federation.environment | {faults.VARIABLE: fault_steps.checked(fault)}
+        environment = federation.environment | {faults.VARIABLE: fault}
         log = federation.folder / f"{fault.replace(':', '-')}.log"
         server = Process([str(Path(sys.executable).with_name("fedserver")), *words], log, environment)
         federation.processes.append(server)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from attune.common import faults
 from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError, ShardError
 from attune.common.exchange.messages import Order
@@ -28,7 +29,6 @@ from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.worker import LearnerCache
-from tests import fault_steps
 from tests.fedclient import conftest
 
 
@@ -115,11 +115,11 @@ def test_a_bad_shard_or_home_ends_its_own_device_alone(bench, folder):
 def test_a_full_disk_is_waited_for_while_the_others_go_on(bench, folder):
     """Wait, because a fleet has no service unit for each device that would start it again."""
     bench.server.works, bench.server.rounds = ["evaluate"], [0]
-    fault_steps.arm("edge-shard1:0:state-written=raise-ENOSPC")
+    faults.arm("edge-shard1:0:state-written=raise-ENOSPC")
     try:
         outcomes = fleet.run(members(bench, folder), bench.lines)
     finally:
-        fault_steps.arm("")
+        faults.arm("")
     assert [outcome.error for outcome in outcomes[1:]] == [None] * 2
     assert len(bench.server.seen.streams) == 5, "it came again, and asked the finished federation once more for its model"
     assert any("full" in line and "trying again" in line for line in bench.lines.lines)

@@ -23,7 +23,6 @@ import click
 import numpy as np
 
 from attune.common.hardware import processor_name
-from tests.fault_steps import checked
 from tests.forked import KERNELS, STEADY
 from tests.same_bits.__main__ import worktree
 from tests.same_bits.driver import digests, of_tensors
@@ -79,7 +78,7 @@ class Site:
             process = subprocess.Popen(
                 [sys.executable, "-c", ENTRY, *words],
                 cwd=self.folder,
-                env=self._environment | {"ATTUNE_FAIL_AT": checked(fault)},
+                env=self._environment | {"ATTUNE_FAIL_AT": fault},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -22,7 +22,6 @@ from attune.fedserver.cli import cli
 from attune.simulation import simulator
 from attune.simulation.federation import CountingConsole
 from attune.simulation.result import SimulationResult
-from tests import fault_steps
 from tests.e2e.harness import tabular_shard
 from tests.forked import STEADY, Forked
 
@@ -195,7 +194,7 @@ def to_be_killed() -> None:
 def test_a_killed_race_goes_on_and_chooses_the_same(tmp_path: Path) -> None:
     whole = run(settings={"auto.candidates": ["fedavg", "fedper"]})
     for fault in ("server:1:evaluation-committed=kill", "site1:2:order-committed=kill", "server:5:committed=kill"):
-        environment = os.environ | STEADY | {faults.VARIABLE: fault_steps.checked(fault)}
+        environment = os.environ | STEADY | {faults.VARIABLE: fault}
         with (tmp_path / "log").open("ab") as log:
             process = Forked([str(tmp_path / "home")], log, log, environment, f"{__name__}:to_be_killed")
         assert process.wait(120) == -signal.SIGKILL, fault

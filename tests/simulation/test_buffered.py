@@ -33,7 +33,6 @@ from attune.fedserver.view.homes import render_status
 from attune.simulation.memory import MemoryBlobs
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulated_clock import SimulatedClock
-from tests import fault_steps
 from tests.forked import STEADY, Forked
 
 
@@ -396,7 +395,7 @@ def test_the_same_order_of_arrivals_gives_the_same_bits_after_kill_9(clouds: dic
         "server:5:record-written=kill",
         "site-3:1:order-committed=kill",
     ):
-        environment = os.environ | STEADY | {faults.VARIABLE: fault_steps.checked(fault)}
+        environment = os.environ | STEADY | {faults.VARIABLE: fault}
         with (tmp_path / "log").open("ab") as log:
             process = Forked([str(tmp_path / "home"), str(shards)], log, log, environment, f"{__name__}:to_be_killed")
         assert process.wait(60) == -signal.SIGKILL, (fault, (tmp_path / "log").read_text())

@@ -15,7 +15,6 @@ from attune.common.errors import HomeBusy, HomeMismatch, SettingError
 from attune.fedclient.model.artifact import Model
 from attune.fedserver.cli import cli
 from attune.simulation.result import SimulationResult
-from tests import fault_steps
 from tests.forked import STEADY, Forked
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
@@ -62,7 +61,7 @@ def test_an_interrupted_simulation_ends_with_the_same_bits(method: str, tmp_path
 def test_a_killed_simulation_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = attune.simulate(CLOUDS, "fedmcsa", "dnn", rounds=3, settings=SETTINGS, baseline="local")
     for fault in ("server:2:aggregated=kill", "site1:2:state-written=kill", "*:3:order-committed=kill"):
-        environment = os.environ | STEADY | {faults.VARIABLE: fault_steps.checked(fault)}
+        environment = os.environ | STEADY | {faults.VARIABLE: fault}
         with (tmp_path / "log").open("ab") as log:
             process = Forked([str(tmp_path / "home")], log, log, environment, f"{__name__}:to_be_killed")
         assert process.wait(60) == -signal.SIGKILL, fault

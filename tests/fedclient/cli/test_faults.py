@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
+from attune.common import faults
 from attune.common.errors import DiskFull, HomeMismatch, NoModel, Replaced, Unreachable
 from attune.common.metrics import read_metrics
 from attune.common.wire.files import read_tensors
 from attune.fedclient.device import FULL
 from attune.fedclient.work.trainer import Trainer
-from tests import fault_steps
 
 
 @pytest.fixture
@@ -125,11 +125,11 @@ def test_a_refused_update_is_said_and_the_device_goes_on(bench):
 
 def test_a_full_disk_of_a_device_is_told_to_the_operator(bench):
     """Before, the operator saw only that the device had gone."""
-    fault_steps.arm("kiel:1:state-written=raise-ENOSPC")
+    faults.arm("kiel:1:state-written=raise-ENOSPC")
     try:
         error = _raised(bench)
     finally:
-        fault_steps.arm("")
+        faults.arm("")
     assert isinstance(error, DiskFull)
     [trouble] = bench.server.seen.troubles
     assert (trouble.order_id, trouble.reason) == ("", FULL)

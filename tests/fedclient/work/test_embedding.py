@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 
+from attune.common import faults
 from attune.common.config import TrainSettings
 from attune.common.errors import HomeMismatch, LimitExceeded
 from attune.common.exchange.messages import BlobRef, Order
@@ -23,7 +24,6 @@ from attune.fedclient.work.embedding import PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import FolderOrders
-from tests import fault_steps
 from tests.fedclient.work.test_learner import images_in
 
 OPTIONS = {"embedding": "device", "embedding_dim": 4, "hidden": 6}
@@ -35,7 +35,7 @@ STEPS = ("training", "trained", "state-written", "order-committed")
 @pytest.fixture(autouse=True)
 def disarmed() -> Iterator[None]:
     yield
-    fault_steps.arm("")
+    faults.arm("")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def whole_course(learner: Callable[[], Learner]) -> None:
 def test_a_death_at_each_step_gives_the_same_bits(made: Callable[[str], Learner], tmp_path, step: str, number: int) -> None:
     undisturbed = made("whole")
     whole_course(lambda: undisturbed)
-    fault_steps.arm(f"kiel:{number}:{step}=raise-EIO")
+    faults.arm(f"kiel:{number}:{step}=raise-EIO")
     carried_out(made("broken"), 1)
     for order, work, counted in ((2, "train", {1: 48.0}), (3, "train", {1: 48.0}), (3, "evaluate", {3: 24.0})):
         try:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from attune.common import faults
 from attune.common.errors import HomeMismatch
 from attune.fedserver.stores.audit import FIRST, Audit, entries
-from tests.fault_steps import checked
 
 WRITE = "import sys; from pathlib import Path; from attune.fedserver.stores.audit import Audit; "
 WRITE += "Audit(Path(sys.argv[1])).write('device revoked', 'a test', name='x' * 50)"
@@ -69,7 +68,7 @@ def test_a_line_that_was_changed_taken_out_or_put_in_is_named(
 
 def test_a_process_that_was_killed_in_the_middle_of_a_line_leaves_a_log_that_goes_on(audit: Audit) -> None:
     audit.write("enrolled", "device", name="ada")
-    environment = os.environ | {faults.VARIABLE: checked("server:0:audit-half=kill")}
+    environment = os.environ | {faults.VARIABLE: "server:0:audit-half=kill"}
     killed = subprocess.run([sys.executable, "-c", WRITE, audit.path], env=environment, capture_output=True)
     assert killed.returncode == -9, killed.stderr
     torn = audit.path.read_bytes().splitlines()[1]

@@ -11,7 +11,6 @@ import pytest
 
 from attune.common import faults
 from attune.common.wire.files import read_tensors
-from tests import fault_steps
 from tests.e2e.harness import Process, digit_shards
 from tests.forked import STEADY
 
@@ -28,7 +27,7 @@ def device(bench):
         command += [
             "--server", f"127.0.0.1:{bench.server.port}", "--home", str(bench.folder / "home"), "--device", "cpu", *more,
         ]  # fmt: skip
-        environment = os.environ | STEADY | {faults.VARIABLE: fault_steps.checked(SLOW if slow else "")}
+        environment = os.environ | STEADY | {faults.VARIABLE: SLOW if slow else ""}
         started.append(Process(command, bench.folder / f"device{len(started)}.log", environment))
         return started[-1]
 
@@ -81,7 +80,7 @@ def shards(tmp_path_factory):
 def fleet(federation, shards, log, fault=""):
     command = [str(Path(sys.executable).with_name("fedclient")), "--data", f"{shards[0].parent}/*", "--device", "cpu"]
     command += ["--server", f"localhost:{federation.port}", "--name", "edge"]
-    process = Process(command, federation.folder / log, federation.environment | {faults.VARIABLE: fault_steps.checked(fault)})
+    process = Process(command, federation.folder / log, federation.environment | {faults.VARIABLE: fault})
     federation.processes.append(process)
     return process
 
