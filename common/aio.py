@@ -11,10 +11,9 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 if sys.version_info >= (3, 11):
     from asyncio import Runner, Task, TaskGroup, timeout  # novm
@@ -22,7 +21,7 @@ else:
     from taskgroup import Runner, TaskGroup, timeout
     from taskgroup.tasks import Task
 
-__all__ = ["Mailbox", "Runner", "StopSwitch", "TaskGroup", "cancelling", "run", "run_blocking", "run_in_thread", "timeout"]
+__all__ = ["Runner", "StopSwitch", "TaskGroup", "cancelling", "run", "run_blocking", "run_in_thread", "timeout"]
 
 T = TypeVar("T")
 
@@ -38,35 +37,6 @@ def cancelling() -> bool:
     task = asyncio.current_task()
     assert isinstance(task, Task), "this loop does not count cancellations: run it by attune.common.aio"  # noqa: S101
     return task.cancelling() > 0
-
-
-class Mailbox(Generic[T]):
-    """Queue of at most `most` items with one reader. An asyncio.Queue takes three times as many calls for each of them."""
-
-    def __init__(self, most: int, items: Iterable[T] = ()) -> None:
-        self._items, self._most = deque(items), most
-        self._reader: asyncio.Future[None] | None = None  # of `get`, which waits
-        self._room = asyncio.Event()
-
-    def __repr__(self) -> str:
-        return f"Mailbox({list(self._items)})"
-
-    async def put(self, item: T) -> None:
-        """Add an item, once there is room."""
-        while len(self._items) >= self._most:
-            self._room.clear()
-            await self._room.wait()
-        self._items.append(item)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    async def get(self) -> T:
-        """Return the oldest item, once there is one."""
-        while not self._items:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        self._room.set()
-        return self._items.popleft()
 
 
 Stopped = Callable[[], bool]

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -40,9 +40,6 @@ from attune.fedclient.store import Store
 from attune.fedclient.work.executor import HostLost, Work
 from attune.fedclient.work.worker import LearnerSlot, OrderInProgress, Worker
 
-if TYPE_CHECKING:
-    from attune.fedclient.messages import OrderResult
-
 FULL = "the disk of this device is full: free some space there, then start it again"
 PROGRESS_S = 1.0
 RENEWAL_LOOK_S = 10.0  # between two checks whether to renew the certificate; certificates may live a minute
@@ -54,10 +51,12 @@ class Device:
     def __init__(
         self, options: DeviceOptions, shard: LazyShard, store: Store, link: Link, console: Console, worker: Worker
     ) -> None:
-        self.options, self.shard, self.store, self.console, self.worker = options, shard, store, console, worker
-        self.link = link
+        self.options, self.shard, self.store, self.link = options, shard, store, link
+        self.console, self.worker = console, worker
         self.session = session.Session(connect_timeout_s=options.connect_timeout_s, stay=options.stay)
-        self.events = aio.Mailbox[messages.Event | BaseException](64, options.woken_by)
+        self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
+        for event in options.woken_by:
+            self.events.put_nowait(event)
         self.job: OrderInProgress | None = None  # the session has one order at hand at most
         self.slot: LearnerSlot | None = None  # once there is a plan
         self.discloser = Discloser(options, shard, store, link, worker, console.say)
@@ -312,7 +311,7 @@ class Device:
         self.console.result(result)
         await self.events.put(messages.WorkDone(order.id))
 
-    async def _result_of(self, order: Order, stop: threading.Event) -> OrderResult:
+    async def _result_of(self, order: Order, stop: threading.Event) -> messages.OrderResult:
         slot = self._ready()
         try:
             while True:
@@ -327,7 +326,7 @@ class Device:
         finally:
             slot.release()
 
-    async def _carried_out(self, slot: LearnerSlot, order: Order, stop: threading.Event) -> OrderResult:
+    async def _carried_out(self, slot: LearnerSlot, order: Order, stop: threading.Event) -> messages.OrderResult:
         from attune.fedclient.link.transfer import fetch, together
 
         learner = slot.take()

@@ -36,7 +36,7 @@ class Store(Protocol):
 
     @property
     def has_model(self) -> bool:
-        """Whether there is a finished model."""
+        """True if there is a finished model."""
 
     def put_aside(self, run: str, orders: int, keeps_model: bool = False) -> str:
         """Put plan, orders and model of a run with so many orders aside, and return where they are kept.

@@ -176,7 +176,7 @@ class _Breaking:
     """A block in which errors that stand for a failing transport turn into Broken."""
 
     def __enter__(self) -> None:
-        """No-op."""
+        """Begin the block."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (ConnectionError, Unreachable)):

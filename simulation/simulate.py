@@ -24,6 +24,7 @@ from attune.fedclient.work.executor import IN_OTHER_PROCESSES, ExecutorName
 from attune.fedserver.ports.lab import NO_VARIANTS
 from attune.simulation import arguments
 from attune.simulation.arguments import Shards, data_by_name, read_shards
+from attune.simulation.auto import race
 from attune.simulation.federation import NOWHERE
 from attune.simulation.manifest import data_digest
 from attune.simulation.over_seeds import SeedResults, run_seeds
@@ -32,7 +33,7 @@ from attune.simulation.progress import ProgressFunction, watcher
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulated_clock import SimulatedClock
 from attune.simulation.simulation_state import MemoryState
-from attune.simulation.simulator import Simulator, race
+from attune.simulation.simulator import Simulator
 
 if TYPE_CHECKING:
     from torch import nn

@@ -40,7 +40,7 @@ PREDICTORS = {
     "own-model": "predictors.base:OwnModelPredictor",
     "two-heads": "predictors.base:TwoHeadsPredictor",
     "domain-bias": "predictors.base:DomainBiasPredictor",
-    "closed-form": "predictors.base:ClosedFormPredictor",
+    "closed-form": "predictors.closed_form:ClosedFormPredictor",
 }
 
 

@@ -24,6 +24,7 @@ from attune.common.task import TASKS, TaskName
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of, device_defaults
 from attune.fedserver.core.ballot import score_of, united_classes
+from attune.fedserver.core.blended_sums import with_closed_form
 from attune.fedserver.core.buffered_rounds import BufferedRounds, ReplayedRounds
 from attune.fedserver.core.client_privacy import (
     PoissonRounds,
@@ -336,7 +337,7 @@ def make_plan(
     plan = weighted(msgspec.structs.replace(plan, plugins=plugins, returns=returns), profiles)
     if settings.round.analytic == "auto" and not settings.configured.objective.adds_up:
         buffered = "buffered rounds have none" if settings.round.mode == "buffered" else ""
-        plan = scales.with_closed_form(plan, profiles, sums, no_sums(settings.privacy, profiles, sums) or buffered)
+        plan = with_closed_form(plan, profiles, sums, no_sums(settings.privacy, profiles, sums) or buffered)
     if schema is not None and len(schema.to_json()) > MAX_PLAN_BYTES // 2:
         raise SettingError(
             f"the plan is too long to be sent: its schema has {len(schema.columns)} columns, and categories with many values. "

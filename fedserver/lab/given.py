@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from attune.common.errors import SettingError
+from attune.common.errors import AttuneError, SettingError
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import ModelSpec
@@ -45,12 +45,16 @@ def forget_others(blobs: Blobs, digest: str) -> None:
 
 
 def check_tensors(spec: ModelSpec, seed: int, tensors: Tensors) -> None:
-    """Check that tensors are those of the model that a specification builds."""
+    """Check that tensors are those of the model that a specification builds, and finite.
+
+    Raises:
+        SettingError: They are not, or the model cannot be built.
+    """
     try:
         check_manifest(manifest_of(tensors), manifest_of(tensors_of(build(spec, seed))), "the given model")
         for name, tensor in tensors.items():
             check_finite(name, tensor, "the given model")
-    except Exception as error:
+    except AttuneError as error:
         raise SettingError(f"the tensors are not those of the model that model.json describes: {error}") from None
 
 
@@ -70,6 +74,10 @@ def read_given(blobs: Blobs, digest: str) -> GivenModel:
 
 
 def tensors_of_given(blobs: Blobs, digest: str) -> Tensors:
-    """Return the tensors of the model whose description has this digest. Damaged: they are missing or others."""
+    """Return the tensors of the model whose description has this digest.
+
+    Raises:
+        Damaged: The description or the tensors are missing, or have other bytes.
+    """
     blob: Blob = read_given(blobs, digest).blob(digest)
     return read_tensors(blobs.open(blob), digest=blob.digest)

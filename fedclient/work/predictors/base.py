@@ -13,12 +13,10 @@ import msgspec
 import torch
 from typing_extensions import TypeVar
 
-from attune.common.methods.ridge import CROSS, GRAM, STRENGTH, WEIGHT, drawn, out_of_fold
-from attune.common.methods.settings.objectives import ClosedFormPredictorSettings, FineTuneSettings, PredictorSettings
+from attune.common.methods.settings.objectives import FineTuneSettings, PredictorSettings
 from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.objectives.base import LocalTask, Network, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Cancelled, Descent
-from attune.fedclient.work.objectives.sums import block_of, centre_of, closed_form_of, features_and_targets
 from attune.fedclient.work.objectives.two_heads import SHIFT
 
 S = TypeVar("S", bound=PredictorSettings, default=Any)
@@ -141,31 +139,3 @@ def remember(
         features.append(features_BD.flatten(end_dim=-2).float())
         labels.append(task.y[index_B.to(task.y.device)].flatten().to(task.device))
     return (torch.cat(features), torch.cat(labels)) if features else None
-
-
-class ClosedFormPredictor(Predictor[ClosedFormPredictorSettings]):
-    """W_i with (G_i + lambda I) W_i' = B_i + lambda W', W the served weights; with lambda 0 it is W (arXiv 2508.10732)."""
-
-    scores_out_of_fold = True
-
-    def prepare(self, task: LocalTask) -> Tensors:
-        model, _ = split(task.start)
-        model |= {name: torch.zeros_like(model[name]) for name in (GRAM, CROSS) if name in model}  # of all devices
-        centre_CD, strength = centre_of(task)
-        if not strength:
-            return model | {STRENGTH: torch.zeros_like(model[STRENGTH])}
-        Z_ND, T_NC = features_and_targets(task)
-        used, W_CD = block_of(task), centre_CD.clone()
-        W_CD[:, used] = drawn(Z_ND[:, used], T_NC, strength, centre_CD[:, used].to(Z_ND)).to(W_CD)
-        return model | {WEIGHT: W_CD}
-
-    def out_of_fold(self, task: LocalTask) -> torch.Tensor:
-        (Z_ND, T_NC), used = features_and_targets(task), block_of(task)
-        sharpness = closed_form_of(task.network).sharpness
-        served_CD, strength = centre_of(task)
-        Z_ND, served_CD = Z_ND[:, used], served_CD[:, used].to(Z_ND)
-        if not strength:  # the served weights, which know these samples
-            return (sharpness * (Z_ND @ served_CD.T)).float()
-        if task.fold is None:
-            return torch.full_like(T_NC, torch.nan).float()
-        return (sharpness * out_of_fold(Z_ND, T_NC, task.fold, served_CD, [strength])[0]).float()

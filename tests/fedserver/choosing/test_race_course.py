@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from attune.common.errors import SettingError
 from attune.fedserver.choosing.race_course import Course
 from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, DeviceScores, at_end
-from attune.simulation.simulator import _rounds_left
+from attune.simulation.auto import _rounds_left
 
 ENTRANTS = (ALONE, "fedavg", "fedper", "fedtp")
 DEVICES = "abcd"

@@ -25,7 +25,7 @@ from attune.common.models.structure import tensors_of
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask
 from attune.fedclient.work.objectives.descent import TrainingDiverged
 from attune.fedclient.work.objectives.sums import SampleSums
-from attune.fedclient.work.predictors.base import ClosedFormPredictor
+from attune.fedclient.work.predictors.closed_form import ClosedFormPredictor
 from tests.fedclient.work.objectives.conftest import MakeTask
 
 OBJECTIVE, PREDICTOR = SampleSums(SumsSettings()), ClosedFormPredictor(ClosedFormPredictorSettings())
