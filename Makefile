@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Container images often set it. Then every process compiles every module again, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test test-slow walk engines test-benchmarks docs wheel site conformance attacks stalling fuzz lowest same-bits homes without chaos chaos-scale chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test test-slow walk engines test-benchmarks docs wheel site conformance attacks stalling fuzz lowest same-bits homes without chaos chaos-scale chaos-quick check measure demo images proto ray flower bench beside bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin for users, without the tools for tests.
 install: .venv/installed
@@ -165,7 +165,7 @@ flower: .venv-flower/installed
 .venv-flower/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-flower
 	.venv-flower/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
-	.venv-flower/bin/$(PIP_INSTALL) --editable '.[data,server]' flwr==1.41.0 pytest pytest-timeout pytest-xdist
+	.venv-flower/bin/$(PIP_INSTALL) --editable '.[data,server]' flwr==1.42.0 pytest pytest-timeout pytest-xdist
 	touch $@
 
 # Builds both images by buildah and mmdebstrap (Debian's packages) and runs a federation in them, as root; deploy/README.md.
@@ -183,8 +183,7 @@ proto: .venv-proto/installed
 	.venv-proto/bin/$(PIP_INSTALL) --constraint constraints-lowest.txt grpcio-tools
 	touch $@
 
-# Measures what docs/performance.md shows, each figure with its roof of the same run: an hour on a quiet machine. FLOWER is the python of
-# an environment with flwr; then Flower is measured too.
+# Measures what docs/performance.md shows, each figure with its roof of the same run: an hour on a quiet machine.
 RESULTS := benchmarks/results
 bench: develop
 	$(BIN)/python -m benchmarks.table --out $(RESULTS)
@@ -193,7 +192,20 @@ bench: develop
 	$(BIN)/python -m benchmarks.hypernetwork --out $(RESULTS)/hypernetwork.json
 	$(BIN)/python -m benchmarks.growth --out $(RESULTS)/growth.json
 	$(BIN)/python -m benchmarks.published_size --out $(RESULTS)/published_size.json
-	$(if $(FLOWER),$(BIN)/python -m benchmarks.against_flower --python $(FLOWER) --out $(RESULTS)/against_flower.json)
+
+# Runs the same tasks with Flower, FedJAX and pfl-research, each in an environment of its own: simulated, and Flower's over the
+# network too. An hour and a half on a busy machine.
+CONTENDERS := flower fedjax pfl
+beside: develop $(CONTENDERS:%=.venv-beside/%/installed)
+	$(BIN)/python -m benchmarks.side_by_side $(foreach name,$(CONTENDERS),--env $(name)=.venv-beside/$(name)/bin/python)
+	$(BIN)/python -m benchmarks.against_flower --python .venv-beside/flower/bin/python --out $(RESULTS)/against_flower.json
+
+# torch without its index: the other packages need no build of it but this one. setuptools is torch's.
+.venv-beside/%/installed: benchmarks/contenders/%.txt constraints.txt
+	$(PYTHON) -m venv .venv-beside/$*
+	.venv-beside/$*/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
+	.venv-beside/$*/bin/$(PIP_INSTALL) --requirement $< $$(grep '^torch==' constraints.txt)
+	touch $@
 
 # Measures the aggregators on this machine's GPU and on its processor. Without a GPU it says so.
 gpu: develop
@@ -238,4 +250,4 @@ paper-gpu: develop
 	$(BIN)/python -m benchmarks.paper fedtp-2-full --data cifar10=$(CIFAR10) --data cifar100=$(CIFAR100) --scratch paper-gpu-out
 
 clean:
-	rm -rf .venv .venv-py* .venv-lowest .venv-proto .venv-ray .venv-flower demo-out paper-gpu-out build *.egg-info
+	rm -rf .venv .venv-py* .venv-lowest .venv-proto .venv-ray .venv-flower .venv-beside demo-out paper-gpu-out build *.egg-info

@@ -1,8 +1,4 @@
-"""FedJAX's federated averaging with its default backend, which compiles a client's step.
-
-Its last version, 0.0.17, needs an older JAX: `pip install torch fedjax jax==0.4.25 jaxlib==0.4.25 'numpy<2' 'scipy<1.13'
-'ml_dtypes<0.5' dm-haiku==0.0.12 'optax<0.2.4' 'chex<0.1.87'`.
-"""
+"""FedJAX's federated averaging with its default backend, which compiles a client's step (requirements: fedjax.txt)."""
 
 from __future__ import annotations
 
@@ -17,15 +13,32 @@ from benchmarks.contenders import task
 BATCHES = fedjax.ShuffleRepeatBatchHParams(batch_size=task.BATCH, num_epochs=None, num_steps=task.STEPS)
 
 
+def _convolved(params: fedjax.Params, layer: int, x: jax.Array) -> jax.Array:
+    """Return a padded 3 x 3 convolution with ReLU and a pooling of 2 x 2; layers are numbered as in torch's module."""
+    weight, bias = params[f"{layer}.weight"], params[f"{layer}.bias"]
+    x = jax.lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))
+    x = jax.nn.relu(x + bias[:, None, None])
+    return jax.lax.reduce_window(x, -jax.numpy.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+
+def scores(params: fedjax.Params, x: jax.Array) -> jax.Array:
+    """Return the scores (B, classes) of the task's model with torch's names of parameters."""
+    if "weight" in params:
+        return x @ params["weight"].T + params["bias"]
+    x = _convolved(params, 3, _convolved(params, 0, x))
+    return x.reshape(len(x), -1) @ params["7.weight"].T + params["7.bias"]
+
+
 def loss(params: fedjax.Params, batch: fedjax.BatchExample, rng: fedjax.PRNGKey) -> jax.Array:
     """Return the mean cross-entropy of a batch."""
-    logs = jax.nn.log_softmax(batch["x"] @ params["weight"].T + params["bias"])
+    logs = jax.nn.log_softmax(scores(params, batch["x"]))
     return -jax.numpy.take_along_axis(logs, batch["y"][:, None], axis=1).mean()
 
 
 def main() -> None:
     path, rounds = task.given()
-    net, arrays = task.model(), task.arrays(path)
+    arrays = task.arrays(path)
+    net = task.model(arrays[0][0].shape[1:])
     datasets = [fedjax.ClientDataset({"x": x, "y": y.astype(np.int32)}) for x, y, _, _ in arrays]
     algorithm = fed_avg.federated_averaging(
         jax.grad(loss), fedjax.optimizers.sgd(task.RATE), fedjax.optimizers.sgd(1.0), BATCHES

@@ -1,4 +1,4 @@
-"""Flower's simulation: `pip install 'flwr[simulation]'`, its Ray backend with a processor for each client."""
+"""Flower's simulation by its Ray backend, with a processor for each client (requirements: flower.txt)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def client_app() -> ClientApp:
             held["devices"] = task.tensors(path)
         number = int(context.node_config["partition-id"])
         x, y, _, _ = held["devices"][number]
-        net = task.model()
+        net = task.model(x.shape[1:])
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         task.train(net, x, y, int(message.content["config"]["server-round"]) * len(held["devices"]) + number)
         metrics = MetricRecord({"num-examples": len(x)})
@@ -50,7 +50,7 @@ def main() -> None:
     @server.main()
     def run(grid: Grid, context: Context) -> None:
         strategy = Stamped(fraction_evaluate=0.0, min_train_nodes=len(devices), min_available_nodes=len(devices))
-        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(task.model().state_dict()), num_rounds=ROUNDS)
+        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(task.model(devices[0][0].shape[1:]).state_dict()), num_rounds=ROUNDS)
         task.say_accuracy(task.accuracy(result.arrays.to_torch_state_dict(), devices))
 
     backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}

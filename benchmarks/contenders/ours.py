@@ -17,7 +17,9 @@ SETTINGS = {
 def main() -> None:
     path, rounds = task.given()
     executor: Any = sys.argv[3]
-    shards = {f"device{number:03}": device for number, device in enumerate(task.arrays(path))}
+    arrays = task.arrays(path)
+    net = task.model(arrays[0][0].shape[1:])
+    shards = {f"device{number:03}": device for number, device in enumerate(arrays)}
     trained = 0
 
     def heard(share: float) -> None:
@@ -27,7 +29,7 @@ def main() -> None:
             task.say_round()
 
     settings = SETTINGS | {"round.evaluate_every": rounds + 1, "round.evaluate_each_last": 0}
-    result = attune.simulate(shards, "fedavg", "mlr", rounds, 0, settings, executor=executor, progress=heard)
+    result = attune.simulate(shards, "fedavg", net, rounds, 0, settings, executor=executor, progress=heard)
     task.say_accuracy(result.table().mean("accuracy"))
 
 

@@ -1,4 +1,4 @@
-"""pfl-research: `pip install pfl torch`. It runs in one process, as it does without Horovod."""
+"""pfl-research in one process, as it runs without Horovod (requirements: pfl.txt)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from benchmarks.contenders import task
 
 
-class Linear(nn.Module):
-    def __init__(self) -> None:
+class Scored(nn.Module):
+    """Model of the task with the two methods that pfl asks for."""
+
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner = task.model()
+        self.inner = inner
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return nn.functional.cross_entropy(self.inner(x), y)
@@ -52,7 +54,8 @@ class Said(TrainingProcessCallback):
 
 def main() -> None:
     path, rounds = task.given()
-    devices, net = task.tensors(path), Linear()
+    devices = task.tensors(path)
+    net = Scored(task.model(devices[0][0].shape[1:]))
     users = [str(number) for number in range(len(devices))]
     data = FederatedDataset(
         lambda user: Shuffled(devices[int(user)][:2], user_id=user), get_user_sampler("minimize_reuse", users)

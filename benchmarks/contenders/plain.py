@@ -9,7 +9,8 @@ from benchmarks.contenders import task
 
 def main() -> None:
     path, rounds = task.given()
-    devices, net = task.tensors(path), task.model()
+    devices = task.tensors(path)
+    net = task.model(devices[0][0].shape[1:])
     common = {name: value.clone() for name, value in net.state_dict().items()}
     for round_ in range(rounds):
         total = {name: torch.zeros_like(value) for name, value in common.items()}

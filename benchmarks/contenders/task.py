@@ -1,4 +1,4 @@
-"""The task: FedAvg of a linear model over devices that all train in every round. It needs only numpy and torch.
+"""The tasks: FedAvg of a linear model or a small CNN over devices that all train in every round. They need only numpy and torch.
 
 Every contender draws batches from one shuffled epoch after the other, and prints a line when each of its rounds ends.
 """
@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-FEATURES, CLASSES, SAMPLES, TEST = 60, 10, 150, 50
+CLASSES, SAMPLES, TEST = 10, 150, 50
+SHAPES = {"linear": (60,), "cnn": (1, 8, 8)}  # shape of a sample of each task
+CHANNELS = 8, 16  # of the CNN's two convolutions
 STEPS, BATCH, RATE = 20, 20, 0.1
 Devices = list[tuple[Tensor, Tensor, Tensor, Tensor]]  # train x, train y, test x, test y
 
 
-def write(path: Path, devices: int) -> None:
-    """Write a linear rule with ten classes, and samples of it for each device."""
+def write(path: Path, devices: int, shape: tuple[int, ...]) -> None:
+    """Write a linear rule with ten classes, and samples (devices, SAMPLES + TEST, *shape) of it."""
     draw = np.random.default_rng(0)
-    rule = draw.normal(size=(FEATURES, CLASSES))
-    x = draw.normal(size=(devices, SAMPLES + TEST, FEATURES)).astype(np.float32)
-    np.savez(path, x=x, y=(x @ rule).argmax(axis=2))
+    rule = draw.normal(size=(prod(shape), CLASSES))
+    x = draw.normal(size=(devices, SAMPLES + TEST, prod(shape))).astype(np.float32)
+    np.savez(path, x=x.reshape(*x.shape[:2], *shape), y=(x @ rule).argmax(axis=2))
 
 
 def arrays(path: Path) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
@@ -38,9 +41,16 @@ def tensors(path: Path) -> Devices:
     return [tuple(torch.from_numpy(each) for each in device) for device in arrays(path)]  # type: ignore[misc]
 
 
-def model() -> nn.Module:
+def model(shape: Sequence[int]) -> nn.Module:
+    """Return the network for samples of this shape: a linear layer, or two convolutions with poolings and a linear layer."""
     torch.manual_seed(0)
-    return nn.Linear(FEATURES, CLASSES)
+    if len(shape) == 1:
+        return nn.Linear(shape[0], CLASSES)
+    first, second = CHANNELS
+    layers: list[nn.Module] = []
+    for before, after in ((shape[0], first), (first, second)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(second * (shape[1] // 4) * (shape[2] // 4), CLASSES))
 
 
 def batches(samples: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -65,7 +75,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
 
 def accuracy(weights: Mapping[str, Tensor], devices: Devices) -> float:
     """Return the accuracy of the common model over all devices' test samples."""
-    net = model()
+    net = model(devices[0][0].shape[1:])
     net.load_state_dict(dict(weights))
     with torch.no_grad():
         return float(torch.cat([net(x).argmax(1) == y for _, _, x, y in devices]).double().mean())
