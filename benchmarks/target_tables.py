@@ -25,6 +25,19 @@ def targets() -> Iterator[str]:
     yield from table(("work", "target", "measured", "what bounds it"), [*_rounds(), _mixing(), *_simulations()])
 
 
+def beside() -> Iterator[str]:
+    """Yield the table of all contenders of benchmarks/side_by_side.py: processor time of a round, beside ours."""
+    report = _read("side_by_side.json")
+    rows = []
+    for contender in report["linear"]["medians"]:
+        cells = []
+        for task in ("linear", "cnn"):
+            taken, times = (report[task][part][contender]["processor_s"] for part in ("medians", "times"))
+            cells += [f"{taken:.3f} s", f"{times:.2f}", f"{100 * report[task]['medians'][contender]['accuracy']:.1f} %"]
+        rows.append((contender, *cells))
+    yield from table(("", *(f"{name}, {what}" for name in ("MLR", "CNN") for what in ("a round", "times ours", "accuracy"))), rows)
+
+
 def _read(name: str) -> Any:
     return msgspec.json.decode((RESULTS / name).read_bytes())
 
@@ -44,7 +57,7 @@ def _mixing() -> tuple[str, ...]:
 
 
 def _simulations() -> Iterator[tuple[str, ...]]:
-    many, long, beside = _read("many_devices.json"), _read("long_simulation.json")["run"], _read("beside_fedjax.json")
+    many, long, beside = _read("many_devices.json"), _read("long_simulation.json")["run"], _read("side_by_side.json")
     each_ms = 1000 * many["processor_s"] / many["devices"]
     why = "a fifth prepares samples; the rest is spread over each device's stream, orders and two scores"
     yield f"simulation of {many['devices']:,} devices, each", "3 ms", f"{each_ms:.1f} ms, {many['rounds']} rounds included", why
@@ -55,7 +68,7 @@ def _simulations() -> Iterator[tuple[str, ...]]:
     calls = _read("simulation_overhead.json")["calls_a_device_and_round"]["fedavg, mlr"]["beyond_training"]
     why = f"{calls:,} calls of functions for orders, hand-ins and two scores (FedAvg); the time is of a version with 2,700"
     yield "the same, a device and round beyond training", "0.3 ms", measured, why
-    times = 1 / beside["times"]["fedjax"]["processor_s"]
+    times = 1 / beside["linear"]["times"]["fedjax"]["processor_s"]
     yield (
         "stacked, beside FedJAX",
         "1.3 times",

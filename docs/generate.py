@@ -106,6 +106,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "closed-form-sizes": closed_form_tables.sizes,
     "flipped-sums": closed_form_tables.flipped,
     "targets": target_tables.targets,
+    "beside": target_tables.beside,
     "default-training": training_tables.models,
     "enough": training_tables.enough,
 }

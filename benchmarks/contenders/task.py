@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +16,18 @@ from torch import Tensor, nn
 
 CLASSES, SAMPLES, TEST = 10, 150, 50
 SHAPES = {"linear": (60,), "cnn": (1, 8, 8)}  # shape of a sample of each task
+STRENGTH = 0.4  # standard deviation of a pattern's values; that of the noise is 1
 CHANNELS = 8, 16  # of the CNN's two convolutions
 STEPS, BATCH, RATE = 20, 20, 0.1
 Devices = list[tuple[Tensor, Tensor, Tensor, Tensor]]  # train x, train y, test x, test y
 
 
 def write(path: Path, devices: int, shape: tuple[int, ...]) -> None:
-    """Write a linear rule with ten classes, and samples (devices, SAMPLES + TEST, *shape) of it."""
+    """Write samples (devices, SAMPLES + TEST, *shape) for each device: a pattern for each of ten classes, in noise."""
     draw = np.random.default_rng(0)
-    rule = draw.normal(size=(prod(shape), CLASSES))
-    x = draw.normal(size=(devices, SAMPLES + TEST, prod(shape))).astype(np.float32)
-    np.savez(path, x=x.reshape(*x.shape[:2], *shape), y=(x @ rule).argmax(axis=2))
+    patterns = STRENGTH * draw.normal(size=(CLASSES, *shape))
+    y = draw.integers(CLASSES, size=(devices, SAMPLES + TEST))
+    np.savez(path, x=(patterns[y] + draw.normal(size=(*y.shape, *shape))).astype(np.float32), y=y)
 
 
 def arrays(path: Path) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
