@@ -33,7 +33,6 @@ from benchmarks.usage import tree_cpu_s
 
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: a contender's daemons stay below this process, so that their time counts
 OURS = "attune, stacked"
-OWN = {OURS: "stacked", "attune, sequential": "sequential"}
 POOLED = "scikit-learn, pooled"
 OTHERS = {"pfl": "pfl_research", "fedjax": "fedjax_jit", "flower": "flower"}
 MODULES = {"pfl": "pfl", "fedjax": "fedjax", "flower": "flwr"}  # their packages
@@ -42,9 +41,8 @@ MODULES = {"pfl": "pfl", "fedjax": "fedjax", "flower": "flwr"}  # their packages
 def commands(environments: Mapping[str, Path]) -> Mapping[str, tuple[Path, Sequence[str]]]:
     """Return each contender's command: its Python, and the arguments."""
     here = Path(sys.executable)
-    ours: dict[str, tuple[Path, Sequence[str]]] = {name: (here, ["ours", executor]) for name, executor in OWN.items()}
     others = {name: (environments[name], [module]) for name, module in OTHERS.items() if name in environments}
-    return ours | {"plain PyTorch": (here, ["plain"]), POOLED: (here, ["pooled"])} | others
+    return {OURS: (here, ["ours", "stacked"]), "plain PyTorch": (here, ["plain"]), POOLED: (here, ["pooled"])} | others
 
 
 def measure(python: Path, words: Sequence[str], data: Path, rounds: int) -> dict[str, float]:
