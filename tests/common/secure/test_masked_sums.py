@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 from attune.common.errors import UpdateRefused
 from attune.common.protocol import MOST_MEMBERS
 from attune.common.secure.masked_sums import (
+    COUNT_BYTES,
     FRACTION_BITS,
     MOST_ROWS,
+    WIDE_BYTES,
+    MaskedLayout,
     added,
     packed,
     plus_masks,
     unpacked,
 )
-from attune.common.site_statistics import BUCKETS, COUNT_BYTES, WIDE_BYTES, Centre, MaskedLayout
+from attune.common.site_statistics import BUCKETS, Centre
 
 LAYOUT = MaskedLayout("fed", {}, ["a", "b"], ["x"])  # samples, two classes, rows, two sums, rows
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from attune.common.errors import UpdateRefused
 from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout
 from attune.common.schema import Column, Schema
-from attune.common.secure.masked_sums import packed
-from attune.common.site_statistics import MaskedLayout, ACCURACY, BUCKETS, NEAREST, Centre, ColumnSums, bucket_value
+from attune.common.secure.masked_sums import MaskedLayout, packed
+from attune.common.site_statistics import ACCURACY, BUCKETS, NEAREST, Centre, ColumnSums, bucket_value
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.data.shard import Shard, load_shard

@@ -9,8 +9,8 @@ from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors
 from attune.common.plan import Profile
 from attune.common.schema import Column, Schema
-from attune.common.secure.masked_sums import added, packed
-from attune.common.site_statistics import MaskedLayout, BUCKETS, Centre
+from attune.common.secure.masked_sums import MaskedLayout, added, packed
+from attune.common.site_statistics import BUCKETS, Centre
 from attune.fedserver.surveys.masked_statistics import KeptSum, SumReader, layout_of
 
 SCHEMA = Schema.of({"age": Column("number", range=(0.0, 100.0)), "dose": Column("number"), "ill": Column("label")})
