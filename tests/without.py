@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NOT_SHIPPED = {"benchmarks", "docs", "examples", "tests"}
 FEATURES = sorted(path.parent.name for path in (ROOT / "features").glob("*/feature.py"))
-OTHERS = ("torch._dynamo", "grpc.aio", "cryptography.x509", "matplotlib.figure", "sklearn.ensemble", "numpy", "msgspec", "click")
+OTHERS = ("torch._dynamo", "grpc.aio", "cryptography.x509", "matplotlib.figure", "sklearn.ensemble", "msgspec", "click")
 START = """
 import contextlib, importlib, importlib.util, io, sys, threading
 from concurrent.futures import ThreadPoolExecutor

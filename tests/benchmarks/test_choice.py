@@ -1,6 +1,5 @@
 """Benchmarks of the choice between models, and of races between methods."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from click.testing import CliRunner
 
 import attune
-from attune.common.errors import SettingError
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.split import write_shards
 from benchmarks import auto, choice
@@ -86,13 +82,6 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
     assert len(list(choice.lines(rows))) == 2 + 3
 
 
-def test_a_point_that_no_recipe_has_is_named(tmp_path):
-    found = CliRunner().invoke(choice.main, ["--recipe", "digits", "--x", "68.5", "--out", str(tmp_path / "choice.csv")])
-    assert found.exit_code == 2
-    assert "digits has no point 68.5" in found.output
-    assert not (tmp_path / "choice.csv").exists()
-
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -107,23 +96,6 @@ def test_behind_is_the_best_candidate_minus_the_choice() -> None:
     assert len(list(auto.lines(rows[1:]))) == 2, "without a race there is no line"
 
 
-def test_finished_points_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-
-    def trained(shards: list[Path], method: str, *rest: object) -> auto.Outcome:
-        assert len(shards) == 10
-        ran.append(method)
-        right = {shard.name: torch.arange(20) < 10 + len(ran) for shard in shards}
-        return auto.Outcome(right, dict.fromkeys((1, 2, 3), ({shard.name: -1.0 / len(ran) for shard in shards}, {})))
-
-    monkeypatch.setattr(auto, "outcome", trained)
-    words = ["--recipe", "digits", "--x", "40", "--rounds", "3", "--out", str(tmp_path / "auto.csv")]
-    first = CliRunner().invoke(auto.main, words, catch_exceptions=False)
-    assert ran == ["local", *auto.USUAL]
-    assert CliRunner().invoke(auto.main, words, catch_exceptions=False).output == first.output and len(ran) == 6
-    assert "| digits | 40 | 3 | 0 | `fedmcsa` | 80.0 | 80.0 (`fedmcsa`) | +0.0 |" in first.output
-
-
 def test_a_choice_from_scores_is_that_of_a_race(tmp_path: Path) -> None:
     shards = [tabular_shard(tmp_path / f"site{n}", seed=n, samples=40) for n in range(3)]
     settings = {"train.local_epochs": 1, "model.name": "dnn"}
@@ -136,17 +108,3 @@ def test_a_choice_from_scores_is_that_of_a_race(tmp_path: Path) -> None:
     result = attune.simulate(shards, "fedper", settings=settings, **options)
     kept = {row.device: row.kept for row in result.table()}
     assert {name: float(of.double().mean()) for name, of in outcomes["fedper"].kept.items()} == pytest.approx(kept)
-
-
-def test_where_devices_have_no_closed_form_it_is_no_candidate(tmp_path: Path) -> None:
-    shards = [tabular_shard(tmp_path / f"site{n}", seed=n, samples=40) for n in range(2)]  # each scales its own columns
-    with pytest.raises(SettingError, match="scale"):
-        auto.outcome(shards, "closed-form", 3, 0, {"model.name": "mlr"})
-
-
-def test_the_committed_rows_are_whole() -> None:
-    with (ROOT / "benchmarks" / "results" / "auto.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for run in {tuple(row[name] for name in auto.COLUMNS[:4]) for row in rows}:
-        methods = {row["method"] for row in rows if tuple(row[name] for name in auto.COLUMNS[:4]) == run}
-        assert methods - set(auto.USUAL) == {"auto", "local"} and "fedavg" in methods

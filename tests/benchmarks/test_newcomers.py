@@ -4,7 +4,7 @@ import csv
 
 from click.testing import CliRunner
 
-from benchmarks import methods, newcomers
+from benchmarks import newcomers
 
 
 def row(client, work, before, after=""):
@@ -33,20 +33,3 @@ def test_a_small_case_measures_each_round_of_the_newcomers(tmp_path):
     assert 0 <= float(found["first_model"]) < float(found["after_2"]) <= 1
     assert found["method"] == "fedper"
     assert float(found["after_1"]) > 0.5, "a head of two digits is fitted in one round"
-
-
-def test_a_row_of_a_method_has_means_over_its_clients(monkeypatch):
-    def client(accuracy, common, kept):
-        known = {"accuracy": accuracy, "accuracy_common": common, "accuracy_local": None, "accuracy_constant": 0.1}
-        return known | {"kept": kept}
-
-    monkeypatch.setattr(methods, "harmed", lambda status: 1)
-    status = {
-        "method": "fedper", "model": "mlr", "round": 3, "accuracy": {"over_samples": 0.71234}, "constant": None,
-        "clients": [client(0.5, 0.4, "personalized"), client(0.9, None, "common"), client(0.8, 0.8, "personalized")],
-    }  # fmt: skip
-    row = methods.row_of(status)
-    assert set(methods.COLUMNS) - set(row) == {"seed", "seconds"}
-    assert (row["mean_over_clients"], row["over_samples"], row["lowest"], row["common"]) == (0.7333, 0.7123, 0.5, 0.6)
-    assert row["local"] is row["constant_over_samples"] is None and row["harmed"] == 0.3333
-    assert row["kept"] == "common:1 personalized:2"

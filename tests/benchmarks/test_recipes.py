@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,10 +17,7 @@ from attune.fedserver.core.planning import resolve
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.split import Partition, partition
-from attune.simulation.result import SimulationResult
-from attune.simulation.simulate import simulate
 from benchmarks.recipes import catalogue, cuts, picture, site_tables
-from benchmarks.recipes import run as recipe_runs
 from benchmarks.recipes.__main__ import main
 from benchmarks.recipes.catalogue import ALONE, ALONE_ENTRY, BASELINES, Recipe, RecipeMethod, RecipePoint
 from benchmarks.recipes.run import RecipeRow, harmed, read, write
@@ -220,55 +216,6 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
     run()
     again = read(tmp_path / "digits.csv")
     assert len(again) == len(whole) and set(map(untimed, again)) == set(map(untimed, whole))
-
-
-def test_no_clock_chooses_the_executor_because_rounding_would_change_the_rows(tmp_path, monkeypatch) -> None:
-    executors = []
-
-    def recorded(*words: Any, executor: str, **options: Any) -> SimulationResult:
-        executors.append(executor)
-        return simulate(*words, executor=executor, **options)
-
-    monkeypatch.setattr(recipe_runs, "simulate", recorded)
-    point = RecipePoint(8, lambda source, seed: cuts.fewer(partition(source, "iid", 3, seed), 8, seed))
-    tiny = Recipe("digits", "Digits", "samples", (point,), BASELINES[:2], 1, {"model.name": "mlr"}, (0,))
-    recipe_runs.run(tiny, None, tmp_path, lambda text: None)
-    assert executors == ["stacked"] * 2
-
-
-@pytest.mark.parametrize(
-    ("scale", "said"), [("", "devices have no common scale"), ("federation", "joins every device's blend")]
-)
-def test_tables_of_a_recipe_have_a_closed_form_where_they_are_scaled_together(scale: str, said: str, tmp_path: Path) -> None:
-    draws, shards = np.random.default_rng(0), []
-    for site in range(3):
-        x = draws.normal(size=(40, 3)).astype("f4")
-        shards.append(tmp_path / f"s{site}")
-        shards[-1].mkdir()
-        for part, rows in (("train", slice(30)), ("test", slice(30, 40))):
-            np.savez(shards[-1] / f"{part}.npz", x=x[rows], y=(x[rows, 0] > 0).astype("i8"))
-    recipe = Recipe("tables", "Tables", "rows", (), (), 1, {"model.name": "mlr"}, standardise=scale)
-    result = recipe_runs.trained(recipe, RecipeMethod("FedAvg", "fedavg"), shards, 0)
-    assert said in result.status["closed_form"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["digit"], "unknown benchmark 'digit'"),
-        (["hospitals"], "takes --data, the path of heart_disease.npz"),
-        (["digits", "--data", "x"], "takes no --data"),
-    ],
-)
-def test_what_cannot_be_run_is_said(words: list[str], said: str) -> None:
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code and said in (done.output + str(done.exception))
-
-
-def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
-    row = RecipeRow("", 2.0, 0, "Local", 3, 10.5, 0.5, 0.5, 0.25, None, None, 0.5, 0.0, 0.0, 0, 1.5)
-    write(tmp_path / "r.csv", [row])
-    assert read(tmp_path / "r.csv") == [row]
 
 
 def test_wisdm_is_divided_by_person_and_missing_features_are_filled_in(tmp_path: Path) -> None:

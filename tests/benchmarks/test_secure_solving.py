@@ -3,14 +3,13 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from benchmarks import private_methods, private_tables, secure_solving, visible
-from benchmarks.private_methods import COLUMNS, SCORE, TASKS, largest_of, score_of
+from benchmarks.private_methods import COLUMNS, SCORE, TASKS
 from benchmarks.result_file import Results
 from benchmarks.secure_solving import SeenSums
 
@@ -85,31 +84,6 @@ def test_a_table_has_what_was_chosen_and_says_what_is_missing(small: Path) -> No
     Results(small / "digits-linear.csv", COLUMNS).add([row("fedavg+ft", "test", seed, POOR_TUNED, 0.9) for seed in (0, 1)])
     lines = list(private_tables.sections())
     assert "| FedAvg, fine-tuned | - | - | 90.0 ± 0.0 | - |" in lines and "epsilon = 4" not in lines[-1]
-
-
-def test_a_device_without_test_samples_has_no_score() -> None:
-    class Row:
-        def __init__(self, device: str, accuracy: float | None) -> None:
-            self.device, self.accuracy = device, accuracy
-
-    class Result:
-        status: ClassVar = {"clients": [{"name": name, "test_samples": many} for name, many in (("a", 3), ("b", 1), ("c", 0))]}
-
-        def table(self) -> list[Row]:
-            return [Row("a", 0.9), Row("b", 0.5), Row("c", None)]
-
-    assert score_of(Result(), False) == pytest.approx(0.7)  # type: ignore[arg-type]
-    assert score_of(Result(), True) == pytest.approx(-0.2)  # type: ignore[arg-type]
-
-
-def test_columns_are_divided_by_public_constants(tmp_path: Path) -> None:
-    assert [largest_of(name) for name in ("X7", "YAVG", "ZPEAK", "RESULTANT")] == [1, 20, 10_000, 20]
-    x = np.ones((10, 28), np.float32)
-    x[:, 3] = 91
-    np.savez(tmp_path / "school.npz", x=x, y=np.full(10, 69.0), school=np.zeros(10, np.int16))
-    private_methods.cut_school(tmp_path / "school.npz", 0, tmp_path / "out")
-    with np.load(tmp_path / "out/school0/train.npz") as file:
-        assert (len(file["y"]), file["y"][0], file["x"][0, 3], file["x"][0, 27]) == (8, 1, pytest.approx(0.91), 1)
 
 
 ROOT = Path(__file__).parents[2]
