@@ -38,10 +38,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory, shards: list[Path]) -> d
     [
         (SETTINGS, "1:update-accepted", "1:trained"),
         (SETTINGS, "1:aggregated", "1:order-committed"),
-        (SETTINGS, "2:aggregated", "2:order-fetched"),
         (SETTINGS, "2:settled", "2:uploaded"),
-        (SETTINGS, "2:evaluation-committed", "2:compared"),
-        (BLENDED, "1:update-accepted", "1:trained"),
         (BLENDED, "1:aggregated", "1:uploaded"),
         (BLENDED, "2:evaluation-committed", "2:compared"),
     ],
