@@ -5,15 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import attune
-from attune.simulation.partition.datasets import DIGITS, load_source
-from attune.simulation.partition.split import write_shards
+from attune.simulation.partition.datasets import DIGITS
 from benchmarks import auto, choice
 from benchmarks.recipes.catalogue import SERVED, get
-from benchmarks.recipes.run import harmed
 from benchmarks.result_file import Results
 from tests.e2e.harness import tabular_shard
 
@@ -44,30 +41,6 @@ def test_a_device_that_keeps_its_own_model_is_judged_by_its_own_counts(tmp_path,
     assert found == (expected, expected)
 
 
-@pytest.mark.parametrize(("most", "rounds"), [(60, 1), (12, 4)])
-def test_a_blend_is_judged_against_the_common_model_and_the_one_trained_alone(tmp_path, monkeypatch, most, rounds):
-    """Test also the case that 12 samples are too few for a choice."""
-    recipe = replace(small(2), rounds=rounds, settings=SETTINGS | {"train.local_epochs": 600 // most, "train.lr": 0.05})
-    shards = write_shards(tmp_path / "shards", recipe.points[0].cut(load_source(DIGITS), 0))
-    for shard in shards:
-        with np.load(shard / "train.npz") as train:
-            few = {name: array[:most] for name, array in train.items()}
-        np.savez(shard / "train.npz", **few)
-    ended, local = (choice.ended_with(method, shards, recipe, 0) for method in ("fedmcsa", "local"))
-    clients = {client["name"]: client for client in ended.status["clients"]}
-    seen = {}
-    monkeypatch.setattr(
-        choice, "harmed", lambda mine, rivals, *groups: seen.update(mine=mine, **rivals) or harmed(mine, rivals, *groups)
-    )
-    blends = [shard for shard in shards if len(ended.model(shard.name).members) == 3]
-    assert len(blends) == len(shards) or (most == 12 and blends), "of 12 samples some have no use for the common model"
-    for shard in blends:
-        model, client = ended.model(shard.name), clients[shard.name]
-        choice.is_harmed(shard, client, model, local.model(shard.name))
-        for name, key in (("mine", "kept"), ("common", "common"), ("local", "local")):
-            assert np.mean(seen[name]) == pytest.approx(client[f"accuracy_{key}"])
-
-
 def test_a_run_that_was_interrupted_goes_on(tmp_path):
     recipe = small(0)
     results = Results(tmp_path / "choice.csv", (*choice.KEY, *choice.FIGURES))
@@ -80,9 +53,6 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
         assert float(row["behind"]) == pytest.approx(100 * (best - float(row["kept"])), abs=0.02)
         assert row["choosing"] == "1.0" and row["devices"] == "10"
     assert len(list(choice.lines(rows))) == 2 + 3
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_behind_is_the_best_candidate_minus_the_choice() -> None:

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from attune.common import aio
-from attune.simulation.partition.datasets import load_dataset
-from attune.simulation.partition.split import partition, write_shards
 from benchmarks import buffered
 from benchmarks.delay import Counted, Proxy, Way, through
 from benchmarks.links import Case, measure
-from benchmarks.result_file import Results
 
 RTT_S = 0.2
 
@@ -126,18 +123,3 @@ def test_an_accuracy_is_reached_on_the_line_between_two_points():
     assert buffered.reaches(points, 0.65) == pytest.approx(30.0)
     assert buffered.reaches(points, 0.4) == buffered.reaches(points, 0.1) == 10.0
     assert buffered.reaches(points, 0.71) is None
-
-
-def test_a_run_is_written_once_with_the_clocks_time(tmp_path, monkeypatch):
-    shards = write_shards(tmp_path / "shards", partition(load_dataset("digits"), "dirichlet", 4, 0, alpha=1.0))
-    monkeypatch.setitem(buffered.SMALL, "train.local_steps", 1)
-    monkeypatch.setitem(buffered.MODES, "buffered", ({"round.mode": "buffered", "round.buffer": 2}, (1,)))
-    results = Results(tmp_path / "buffered.csv", buffered.COLUMNS)
-    for _ in range(2):
-        buffered.measure(results, shards, "fedavg", "synchronous", 1, 0)
-    buffered.measure(results, shards, "fedavg", "buffered", 1, 0)
-    synchronous, early = results.rows()
-    slowest = max(buffered.speeds([shard.name for shard in shards], 0).values())
-    assert float(synchronous["seconds"]) == pytest.approx(slowest, abs=0.01)  # the round waits for the slowest device
-    assert float(early["seconds"]) < float(synchronous["seconds"])
-    assert 0 <= float(synchronous["slow_half"]) <= 1 and 0 <= float(synchronous["accuracy"]) <= 1

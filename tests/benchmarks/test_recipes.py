@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from attune.common.methods.registry import method_from_options
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.core.planning import resolve
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import Dataset
@@ -218,19 +217,6 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
     assert len(again) == len(whole) and set(map(untimed, again)) == set(map(untimed, whole))
 
 
-def test_wisdm_is_divided_by_person_and_missing_features_are_filled_in(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(120, 4)).astype(np.float32)
-    x[5, 2] = np.nan
-    np.savez(tmp_path / "wisdm.npz", x=x, y=np.arange(120) % 3, user=np.repeat([1, 2, 7], 40))
-    recipe = catalogue.get("wisdm")
-    source = load_source(str(tmp_path / "wisdm.npz"), 0, ReadOptions.of(**recipe.read))
-    small, whole = (point.cut(source, 0) for point in (recipe.points[0], recipe.points[-1]))
-    assert small.names == ("shard-user1", "shard-user2", "shard-user7")
-    assert [len(positions) for positions in small.train] == [20] * 3 and [len(p) for p in whole.test] == [10] * 3
-    assert all(np.isfinite(whole.arrays(client, "train")[0]).all() for client in range(3))
-
-
 def test_schools_are_divided_and_a_smaller_number_keeps_a_part_of_a_larger_one(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 3)).astype(np.float32)
@@ -276,33 +262,6 @@ def test_codes_of_heart_disease_are_categories_by_a_schema(heart: Path, tmp_path
     assert (first.train_x[:, place["age"]] == rows[:, 0]).all()
     assert len(first.test_y) == len(second.test_y) == 20 and set(first.test_y) == {"well", "ill"}
     assert not list((tmp_path / "shards").glob("*/*.csv"))
-
-
-def test_recipes_of_tables_run_from_the_published_file(heart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(240, 3)).astype(np.float32)
-    school = np.repeat(np.arange(6), 40)
-    np.savez(tmp_path / "school.npz", x=x, y=4 * x[:, 0] + 20 + 3 * rng.normal(size=240), school=school)
-
-    def run(name: str, path: Path, recipe: Recipe) -> str:
-        monkeypatch.setitem(catalogue.RECIPES, name, recipe)
-        words = [name, "--data", str(path), "--out", str(tmp_path), "--seeds", "0"]
-        done = CliRunner().invoke(main, words, catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    recipe = catalogue.get("school")
-    said = run("school", tmp_path / "school.npz", replace(recipe, points=recipe.points[-1:], rounds=6))
-    assert recipe.note in said and " MSE" in said
-    rows = {row.method: row for row in read(tmp_path / "school.csv")}
-    assert len(rows) == len(recipe.entries) and all(row.devices == 6 for row in rows.values())
-    variance = 16 + 9
-    for row in rows.values():
-        assert row.mse is not None and row.pooled == pytest.approx(1 - row.mse / variance, abs=0.15), "R2 by the variance"
-    assert rows["FedAvg"].mse < variance / 2, "six schools have one rule"
-    simple = replace(catalogue.get("hospital-tables"), entries=BASELINES, rounds=4, settings={"model.name": "mlr"})
-    run("hospital-tables", heart, simple)
-    assert all(row.mse is None and row.mean > 0.9 for row in read(tmp_path / "hospital-tables.csv"))
 
 
 def test_scores_of_regression_are_compared_by_their_gains() -> None:

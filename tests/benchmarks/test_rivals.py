@@ -1,6 +1,5 @@
 """Rivals outside the product: what scikit-learn gives by direct calls or by hand, and what is there is not fitted again."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
@@ -19,7 +17,7 @@ from sklearn.svm import SVC
 
 from attune.simulation.simulate import simulate
 from benchmarks import rival_models, rivals
-from benchmarks.recipes.catalogue import ALONE, ALONE_ENTRY, FEDAVG, LOCAL, get
+from benchmarks.recipes.catalogue import ALONE_ENTRY, get
 from benchmarks.rival_models import CHOSEN, FOREST, LINEAR, MARGIN, NEAREST, NEAREST_3, RIDGE, VECTORS, device_scores
 
 Parts = Mapping[str, tuple[Any, Any]]
@@ -80,19 +78,6 @@ def test_a_device_chooses_out_of_fold_without_a_look_at_its_test_part(tmp_path: 
     assert (found[LINEAR], found[NEAREST], found[CHOSEN]) == (1.0, 0.5, 0.5)
 
 
-@pytest.mark.parametrize("groups", [None, "alone"])
-def test_the_first_of_equal_rivals_is_chosen_also_without_folds(tmp_path: Path, groups: str | None) -> None:
-    """One sample a class, or one group: no folds. A line divides 0 and 10 at 5, neighbours do so too."""
-    y = ["b", "a"] if groups is None else ["b", "a", "a"]
-    x = column([0, 10] if groups is None else [0, 10, 12])
-    more = {"alone": np.zeros(len(y))} if groups else {}
-    folder = shard(tmp_path / "a", {"train": (x, y), "test": (column([1, 9, 9]), ["b", "a", "b"])}, more, groups=groups)
-    [found] = device_scores([folder]).values()
-    assert found[CHOSEN] == found[LINEAR] == found[NEAREST] == pytest.approx(2 / 3)
-    data = rival_models.read(folder)
-    assert rival_models.folds(data.train_y, "classes", "tabular", data.groups) == []
-
-
 def test_folds_keep_groups_together_and_runs_of_a_series_in_blocks() -> None:
     y, groups = np.tile([0, 1], 30), np.repeat(np.arange(12), 5)
     for task, labels in (("classes", y), ("regression", y[:, None] / 2), ("multilabel", y[:, None])):
@@ -147,27 +132,6 @@ def test_medians_of_what_is_fitted_take_the_place_of_missing_values(tmp_path: Pa
     folders = [shard(tmp_path / "a", parts, missing="median"), shard(tmp_path / "b", empty, missing="median")]
     found = device_scores(folders)
     assert found["a"][NEAREST] == 1.0 == found["b"][LINEAR]
-
-
-@pytest.mark.usefixtures("few_trees")
-def test_rows_that_are_there_are_not_fitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["--recipe", "digits", "--x", "20", "--seed", "0", "--out", str(tmp_path / "out.csv")]
-    done = CliRunner().invoke(rivals.main, words, catch_exceptions=False)
-    lines = done.output.splitlines()
-    with (Path(rivals.RECIPE_RESULTS) / "digits.csv").open(newline="") as file:
-        committed = {row["method"]: row["mean"] for row in csv.DictReader(file) if (row["x"], row["seed"]) == ("20", "0")}
-    assert lines[0].split() == ["mean", "over", "devices", "in", "%", "20", "seeds"]
-    shown = {line.split("  ")[0]: line.split()[-2:] for line in lines[1:]}
-    assert list(shown)[:9] == [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS, CHOSEN, ALONE, LOCAL, FEDAVG]
-    assert shown[LOCAL] == [f"{100 * float(committed[LOCAL]):.1f}", "0"]
-    recipe = get("digits")
-    right = []
-    for folder in recipe.points[0].write(tmp_path / "shards", recipe.load(None, 0), 0):
-        x, y, new_x, new_y = (np.load(folder / f"{part}.npz")[name] for part in ("train", "test") for name in "xy")
-        right.append(KNeighborsClassifier(1).fit(x.reshape(len(x), -1), y).score(new_x.reshape(len(new_x), -1), new_y))
-    assert shown[NEAREST] == [f"{100 * fmean(right):.1f}", "0"]
-    monkeypatch.setattr(rivals, "rival_results", None)
-    assert CliRunner().invoke(rivals.main, words, catch_exceptions=False).output == done.output
 
 
 def test_a_devices_own_portfolio_is_as_good_as_scikit_learn_outside(tmp_path: Path) -> None:

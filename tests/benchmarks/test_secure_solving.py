@@ -64,28 +64,6 @@ def test_settings_are_chosen_on_validation_parts_and_a_second_start_runs_nothing
     assert all(score["fedavg+ft", seed] > score["fedavg", seed] for seed in "01")
 
 
-def test_a_table_has_what_was_chosen_and_says_what_is_missing(small: Path) -> None:
-    def row(method: str, part: str, seed: int, settings: str, score: float) -> dict[str, object]:
-        return dict(zip(COLUMNS, ("digits-linear", "4", method, seed, settings, part, score), strict=True))
-
-    rows = [row("local", "validation", 0, POOR, 0.1), row("local", "validation", 0, GOOD, 0.7)]
-    rows += [row("local", "test", seed, GOOD, 0.7 + 0.02 * seed) for seed in (0, 1)]
-    rows += [row("fedavg", "validation", 0, POOR, 0.1), row("fedavg", "validation", 0, GOOD, 0.7)]
-    rows += [row("fedavg", "test", seed, GOOD, 0.75 + 0.02 * seed) for seed in (0, 1)]
-    rows += [row("fedavg+ft", "validation", 0, POOR_TUNED, 0.9), row("fedavg+ft", "validation", 0, TUNED, 0.8)]
-    rows += [row("fedavg+ft", "test", seed, TUNED, 0.9) for seed in (0, 1)]
-    Results(small / "digits-linear.csv", COLUMNS).add(rows)
-    lines = list(private_tables.sections())
-    assert "| Local | - | - | 71.0 ± 1.0 | - |" in lines
-    assert "| FedAvg | - | - | 76.0 ± 1.0 | - |" in lines
-    assert not any(line.startswith("| FedAvg, fine-tuned") for line in lines), "no run with the settings chosen for it"
-    assert any("**+5.0 (5.0 to 5.0), FedAvg**" in line for line in lines)
-    assert "Not run, or not to the end: digits-linear at epsilon = ∞" in lines[-1] and "epsilon = 4" in lines[-1]
-    Results(small / "digits-linear.csv", COLUMNS).add([row("fedavg+ft", "test", seed, POOR_TUNED, 0.9) for seed in (0, 1)])
-    lines = list(private_tables.sections())
-    assert "| FedAvg, fine-tuned | - | - | 90.0 ± 0.0 | - |" in lines and "epsilon = 4" not in lines[-1]
-
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -12,20 +12,6 @@ from attune.simulation.grid_search import SHARED
 from benchmarks import rows, study
 from benchmarks.grid import EVERY_METHOD, Grid, alternatives, chosen
 
-SMALL = """
-methods = ["fedavg"]
-rounds = 1
-set = ["train.local_steps=1", "train.validation=0", "model.name=mlr"]
-
-[[task]]
-name = "iid"
-partition = ["--dataset", "digits", "--scheme", "iid", "--clients", "2"]
-
-[grid]
-rounds = 1
-seed = 5
-train = [["train.lr=0.05"]]
-"""
 FILES = sorted((Path(study.__file__).parent / "studies").glob("*.toml"))
 
 

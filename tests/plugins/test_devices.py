@@ -55,11 +55,6 @@ def forget() -> None:
     sys.modules.pop("demo_plugin", None)
 
 
-def test_a_plan_without_plug_ins_has_the_bytes_that_it_had() -> None:
-    text = msgspec.json.encode(plan_of({"method": {"name": "fedavg"}}))
-    assert b"plugins" not in text and b"returns" not in text
-
-
 def test_a_plan_lists_the_packages_whose_code_devices_run(install: Any) -> None:
     install("demo-plugin", "2.1")
     plan = plan_of({"method": {"name": "demo"}, "model": {"name": "mlr"}})

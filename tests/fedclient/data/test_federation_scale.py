@@ -124,13 +124,6 @@ def test_profiles_with_and_without_columns_are_read_by_old_and_new_sides() -> No
     assert msgspec.convert(known, Profile).columns is None
 
 
-def test_a_plan_without_a_scale_has_the_bytes_that_it_had_before_there_were_scales(plan_for) -> None:
-    """Keep the bytes, because a device compares them: an updated server must not seem to be another federation."""
-    plan = plan_for("tabular", (5,), [0, 1])
-    assert b"scale" not in msgspec.json.encode(plan)
-    assert b"scale" in msgspec.json.encode(msgspec.structs.replace(plan, scale=Scale([0.0], [1.0])))
-
-
 def test_the_plans_scale_is_applied_and_without_one_the_devices_own(write, samples, plan_for) -> None:
     x, y = samples("tabular")
     shard = load_shard(write(x, y, test=(x, y), meta=SHARED))

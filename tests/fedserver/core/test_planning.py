@@ -287,9 +287,17 @@ def test_only_tokens_have_labels_for_every_position() -> None:
         check_possible(msgspec.structs.replace(IMAGES, per_position=True), "odd")
 
 
-def test_a_plan_without_privacy_keeps_its_bytes_and_the_section_is_checked() -> None:
+def test_a_plain_plan_and_profile_have_the_fields_of_version_1_alone() -> None:
+    """Devices compare a plan's bytes: what a federation does not use is not in it."""
     plan = make_plan(resolve({"method": {"name": "fedavg"}, "privacy": {"unit": "none"}}), {"a": IMAGES}, "f")
-    assert b"privacy" not in msgspec.json.encode(plan)
+    first = {"classes", "federation", "method", "method_options", "model", "no_closed_form", "portfolio", "seed", "train"}
+    assert msgspec.json.decode(msgspec.json.encode(plan)).keys() == first
+    fields = msgspec.json.decode(msgspec.json.encode(IMAGES)).keys()
+    assert fields.isdisjoint({"schema", "proposal", "rare", "variant"}) and {"kind", "labels", "samples", "shape"} < fields
+
+
+def test_the_section_on_privacy_is_in_the_plan_and_checked() -> None:
+    plan = make_plan(resolve({"method": {"name": "fedavg"}}), {"a": IMAGES}, "f")
     private = msgspec.structs.replace(plan, privacy=PrivacySettings(unit="example", epsilon=4))
     assert msgspec.json.decode(msgspec.json.encode(private))["privacy"] == {"unit": "example", "epsilon": 4}
     assert msgspec.json.decode(msgspec.json.encode(private), type=Plan) == private
