@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from attune.common import aio
-from attune.common.exchange.messages import SecureMessage
+from attune.common.exchange.messages import FixedSurvivors, SecureMessage
+from attune.common.faults import SERVER, fail_at
 from attune.common.text import listed
 from attune.fedserver.core.messages import Exchanged
 from attune.fedserver.core.secure_policy import ExchangeWait
 from attune.fedserver.federation.federation_state import FederationState
 
 if TYPE_CHECKING:
-    from attune.fedserver.core.collector import Collector
+    from attune.fedserver.core.collector import Collector, Unmasking
 
 LOG = logging.getLogger("fedserver")
 
@@ -123,6 +124,33 @@ class Exchanger(Waits):
         await self.wait(lambda: collector.pending, collector.least, wait_s, self.ask_again, kind)
         if missing := sorted(collector.pending):
             LOG.warning("round %d: %s: no answer of %s", collector.occasion.round, collector.exchange, listed(missing))
+
+    async def carried_out(
+        self, collector: Collector, wait_s: float, number: int, keep: Callable[[FixedSurvivors], Coroutine[Any, Any, Any]]
+    ) -> Unmasking:
+        """Carry an attempt out, and return what takes the masks off its sum.
+
+        Args:
+            collector: The attempt.
+            wait_s: Seconds that each exchange waits at most.
+            number: Round of the attempt; 0: it is for statistics.
+            keep: Makes the survivors durable, before any device is asked about them.
+
+        Raises:
+            UpdateRefused: Too few devices have answered.
+        """
+        self.collector = collector
+        while True:
+            await self.answers(wait_s)
+            exchange = collector.exchange
+            if exchange == "unmasking":
+                unmasking = collector.unmasking()
+                fail_at(SERVER, number, "secure-unmasking")
+                return unmasking
+            collector.advance()
+            if exchange == "masked" and collector.fixed is not None:
+                await keep(collector.fixed)
+            fail_at(SERVER, number, f"secure-{exchange}")
 
     def ask_again(self, name: str) -> None:
         """Ask a device again, if its answer is missing."""

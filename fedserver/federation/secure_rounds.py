@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attune.common.config import PrivacySettings
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMessage
-from attune.common.faults import SERVER, fail_at
 from attune.common.text import listed
 from attune.fedserver.core.messages import Attempted, OrderId, Record
 from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
@@ -22,7 +22,7 @@ from attune.fedserver.federation.steps import Turns
 from attune.fedserver.federation.streams import Streams
 
 if TYPE_CHECKING:
-    from attune.fedserver.core.collector import Collector, Unmasking
+    from attune.fedserver.core.collector import Unmasking
 
 LOG = logging.getLogger("fedserver")
 ATTEMPTS = 3  # of a process, before a round ends without a sum
@@ -107,8 +107,8 @@ class SecureRounds:
                 await self._note(attempt)
             occasion = Occasion(self._federation, run, number, attempt)
             try:
-                collector = self._exchanger.collector = Collector(occasion, orders, rule, fixed)
-                unmasking = await self._carry_out(collector)
+                collector = Collector(occasion, orders, rule, fixed)
+                unmasking = await self._exchanger.carried_out(collector, self._wait_s, number, partial(self._note, attempt))
             except UpdateRefused as refusal:
                 why = str(refusal)
                 LOG.warning("round %d, attempt %d: %s", number, attempt, why)
@@ -126,19 +126,6 @@ class SecureRounds:
             finally:
                 self._exchanger.collector = None
         return UnmaskedSum(refused=why, bound=bound)
-
-    async def _carry_out(self, collector: Collector) -> Unmasking:
-        while True:
-            await self._exchanger.answers(self._wait_s)
-            exchange = collector.exchange
-            if exchange == "unmasking":
-                unmasking = collector.unmasking()
-                fail_at(SERVER, collector.occasion.round, "secure-unmasking")
-                return unmasking
-            collector.advance()
-            if exchange == "masked":
-                await self._note(collector.occasion.attempt, collector.fixed)
-            fail_at(SERVER, collector.occasion.round, f"secure-{exchange}")
 
     async def _note(self, attempt: int, fixed: FixedSurvivors | None = None, cohort: tuple[str, ...] = ()) -> None:
         if fixed is not None and self._same_cohort:

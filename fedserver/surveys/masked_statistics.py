@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import msgspec
 
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors
-from attune.common.plan import FEWEST_ROWS, Profile, Scale
+from attune.common.plan import Profile, Scale
 from attune.common.schema import Schema
-from attune.common.secure.masked_sums import MaskedLayout, SlotValue, unpacked
-from attune.common.site_statistics import BUCKETS, MOST_COLUMNS, Centre, ColumnSketch, output_columns
+from attune.common.secure.masked_sums import SlotValue, unpacked
+from attune.common.site_statistics import BUCKETS, MOST_COLUMNS, Centre, ColumnSketch, MaskedLayout, output_columns
 from attune.common.task import TIME_AND_EVENT
 from attune.common.text import clean
-from attune.fedserver.core.scale import MaskedScales
+from attune.fedserver.core.scale import Scales
 from attune.fedserver.surveys.fleet_statistics import (
-    ColumnStatistics,
+    NO_RANGE,
+    ColumnTotals,
     FleetStatistics,
-    advice,
-    column_statistics,
+    FleetSums,
     columns_of,
-    shown_classes,
+    fleet_statistics,
 )
 from attune.fedserver.surveys.kaplan_meier import KaplanMeier, is_within, kaplan_meier
 
-NO_RANGE = Centre(0.0, 1.0)
 NOT_A_SUM = "the masked sum is no sum of statistics: a device has sent something else, and nobody knows which"
 ZERO = Fraction(0)
 
@@ -115,63 +114,41 @@ class SumReader:
     """
 
     def __init__(self, kept: KeptSum) -> None:
-        layout, self._devices = kept.layout, len(kept.fixed.survivors)
-        slots = iter(unpacked(layout, kept.number, self._devices))
+        self._layout, self._devices = kept.layout, len(kept.fixed.survivors)
+        slots = iter(unpacked(kept.layout, kept.number, self._devices))
         self._samples = int(next(slots))
-        self._classes = {label: int(next(slots)) for label in layout.classes}
-        self._layout, self._sketches = layout, dict[str, ColumnSketch]()
-        try:
-            self._columns = {}
-            for name, centre in layout.columns.items():
-                self._columns[name], self._sketches[name] = _column(slots, centre, self._devices)
-            self.scales = MaskedScales(_scale(slots, len(layout.features)), _scale(slots, len(layout.targets)))
-        except OverflowError:
-            raise UpdateRefused(NOT_A_SUM) from None
+        self._classes = {label: int(next(slots)) for label in kept.layout.classes}
+        self._columns = {name: _column(slots, centre, self._devices) for name, centre in kept.layout.columns.items()}
+        self.scales = Scales(_scale(slots, len(kept.layout.features)), _scale(slots, len(kept.layout.targets)))
 
     def statistics(self, wanted: Sequence[str], without: Mapping[str, str]) -> FleetStatistics:
         """Return what may be shown of these columns, or of all."""
         columns = {name: column for name, column in self._columns.items() if not wanted or name in wanted}
-        between = [column.between for column in columns.values() if column.between is not None]
-        first, why = advice(None, max(between, default=None))
-        classes = shown_classes(self._classes) if self._classes else None
-        return FleetStatistics(
-            self._devices,
-            dict(without),
-            self._samples,
-            columns,
-            classes,
-            first=first,
-            why=why,
-            survival=self._survival(columns),
-        )
+        survival = self._survival(columns)
+        sums = FleetSums(self._devices, self._samples, columns, self._classes, survival=survival, fewest=1)
+        return fleet_statistics(sums, without)
 
-    def _survival(self, columns: Collection[str]) -> KaplanMeier | None:
+    def _survival(self, columns: Mapping[str, ColumnTotals]) -> KaplanMeier | None:
         """Return the survival by the columns of all times and of events. A layout says no task, so their names and sums do."""
         times, events = ([name for name in columns if name.startswith(f"{what} ")] for what in TIME_AND_EVENT)
-        pairs = [(time, event) for time in times for event in events if self._is_survival(time, event)]
-        if len(pairs) != 1:
+        pairs = [(columns[time], columns[event]) for time in times for event in events]
+        pairs = [(time, event) for time, event in pairs if self._is_survival(time, event)]
+        if len(pairs) != 1 or not isinstance(centre := pairs[0][0].form, Centre):
             return None
-        sketches = [[self._sketches[name]] for name in pairs[0]]
-        return kaplan_meier(sketches[0], sketches[1], self._layout.columns[pairs[0][0]], 1)
+        return kaplan_meier(pairs[0][0].sketches, pairs[0][1].sketches, centre, 1)
 
-    def _is_survival(self, time: str, event: str) -> bool:
-        layout, rows = self._layout, sum(self._sketches[time].counts)
-        same = layout.columns[time] == layout.columns[event] and not layout.classes and not layout.targets
-        return same and rows == self._samples and is_within(self._sketches[event], self._sketches[time])
+    def _is_survival(self, time: ColumnTotals, event: ColumnTotals) -> bool:
+        same = time.form == event.form and not self._layout.classes and not self._layout.targets
+        return same and time.rows == self._samples and is_within(event.sketches[0], time.sketches[0])
 
 
-def _column(slots: Iterator[SlotValue], centre: Centre, devices: int) -> tuple[ColumnStatistics, ColumnSketch]:
-    """Return the statistics of a column, and its counts by bucket."""
+def _column(slots: Iterator[SlotValue], centre: Centre, devices: int) -> ColumnTotals:
     rows, missing = int(next(slots)), int(next(slots))
     total, squares, between = (Fraction(next(slots)) for _ in range(3))
     sketch = ColumnSketch(-BUCKETS, [int(next(slots)) for _ in range(2 * BUCKETS + 1)])
     if rows < devices or sum(sketch.counts) != rows:
         raise UpdateRefused(NOT_A_SUM)
-    if rows < FEWEST_ROWS:
-        return ColumnStatistics(devices), sketch
-    mean, known = float(Fraction(centre.mean) + total / rows), total**2 / rows
-    apart = max(ZERO, squares - known)  # the sum of squared distances from the mean
-    return column_statistics(devices, rows, missing, mean, apart, between - known, [sketch], centre, 1), sketch
+    return ColumnTotals(centre, devices, rows, missing, total, squares, between, [sketch])
 
 
 def _scale(slots: Iterator[SlotValue], count: int) -> Scale | None:
@@ -181,5 +158,5 @@ def _scale(slots: Iterator[SlotValue], count: int) -> Scale | None:
         return None
     if not rows:
         raise UpdateRefused(NOT_A_SUM)
-    deviations = [math.sqrt(max(ZERO, square - total**2 / rows) / rows) for total, square in sums]
+    deviations = [math.sqrt(max(Fraction(0), square - total**2 / rows) / rows) for total, square in sums]
     return Scale([float(total / rows) for total, _ in sums], [deviation or 1.0 for deviation in deviations])

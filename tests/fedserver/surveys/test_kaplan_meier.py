@@ -18,20 +18,13 @@ from attune.common.secure.masked_sums import added, packed
 from attune.common.site_statistics import Centre, ColumnSketch, SiteSketches, bucket_value
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.data.site_sums import site_sketches, site_sums, sketch_of
-from attune.fedclient.masked_disclosing import slots_of
+from attune.fedclient.data.site_sums import site_sketches, site_sums, sketch_of, slots_of
 from attune.fedclient.read_options import ReadOptions
-from attune.fedserver.surveys.fleet_statistics import (
-    FleetStatistics,
-    centres_of,
-    check_sketches,
-    check_sums,
-    fleet_statistics,
-    survival_columns,
-)
+from attune.fedserver.surveys.clear_statistics import centres_of, check_sketches, check_sums, clear_fleet, survival_columns
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.fedserver.surveys.kaplan_meier import KaplanMeier, kaplan_meier
 from attune.fedserver.surveys.masked_statistics import KeptSum, SumReader, layout_of
-from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
+from attune.fedserver.surveys.noisy_statistics import NoisyQuestions
 from attune.fedserver.view.statistics_page import lines_of, write_page
 
 SURVIVAL = ReadOptions.of(task="survival")
@@ -60,7 +53,7 @@ def surveyed(sites: Sequence[Rows]) -> tuple[FleetStatistics, Centre | None]:
     for name in shards:
         check_sums(sums[name], profiles[name])
         check_sketches(sketches[name], sums[name], centres, pair)
-    return fleet_statistics(sums, sketches, profiles, {}), centres.get("time time")
+    return clear_fleet(sums, sketches, profiles, {}), centres.get("time time")
 
 
 def bounds(joined: Rows, found: KaplanMeier, error: Sequence[float]) -> list[tuple[float, float]]:

@@ -9,8 +9,8 @@ from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors
 from attune.common.plan import Profile
 from attune.common.schema import Column, Schema
-from attune.common.secure.masked_sums import MaskedLayout, added, packed
-from attune.common.site_statistics import BUCKETS, Centre
+from attune.common.secure.masked_sums import added, packed
+from attune.common.site_statistics import BUCKETS, Centre, MaskedLayout
 from attune.fedserver.surveys.masked_statistics import KeptSum, SumReader, layout_of
 
 SCHEMA = Schema.of({"age": Column("number", range=(0.0, 100.0)), "dose": Column("number"), "ill": Column("label")})
@@ -77,7 +77,7 @@ def test_moments_are_read_out_by_hand() -> None:
 
 
 def test_fewer_than_ten_rows_are_withheld() -> None:
-    report = SumReader(kept(LAYOUT, site([1, 2, 3]), site([4, 8]))).statistics((), {})
+    report = SumReader(kept(LAYOUT, site([1, 2, 3], 3), site([4, 8], 3))).statistics((), {})
     assert report.columns["age"].rows is None and report.columns["age"].mean is None
 
 

@@ -12,14 +12,14 @@ import pytest
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
 from attune.common.plan import DataSettings, Profile
-from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.common.schema import Column, Schema
+from attune.common.site_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.fedclient.data.lazy_shard import shard_of
-from attune.fedclient.data.noisy_sums import unit_sums
+from attune.fedclient.data.site_sums import unit_sums
 from attune.fedclient.work.private.ledger import PrivacyLedger
 from attune.fedclient.work.private.private_learning import released
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
-from attune.fedserver.surveys.noisy_fleet import NoisyQuestions, noisy_fleet
+from attune.fedserver.surveys.noisy_statistics import NoisyQuestions, noisy_fleet
 from attune.fedserver.view.statistics_page import lines_of, write_page
 
 SITES, ROWS = 20, 400

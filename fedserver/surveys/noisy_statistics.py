@@ -1,33 +1,26 @@
-"""Statistics of a fleet's data whose devices add noise: what they are asked for, and the figures with their errors.
-
-Notation: each number of the summed releases has noise of the standard deviation s. n is the count of a column that is scaled to
-v from -1 to 1; r = (sum of v) / n, and q = (sum of v^2) / n. Errors are those of the delta method, to the first order in s.
-"""
+"""The noised carrier of a fleet's statistics: what devices that add noise are asked for, and the sums of their releases."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from statistics import median
 from typing import Literal
 
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
-from attune.common.plan import FEWEST_DEVICES, FEWEST_ROWS, DataSettings, Profile
-from attune.common.privacy.noisy_statistics import BINS, MOMENTS, NoisyColumn, NoisyLayout, NoisySums
+from attune.common.plan import FEWEST_DEVICES, DataSettings, Profile
 from attune.common.schema import Schema
-from attune.common.site_statistics import output_columns
+from attune.common.site_statistics import MOMENTS, NoisyColumn, NoisyLayout, NoisySums, output_columns
 from attune.common.text import clean, listed
 from attune.fedserver.surveys.fleet_statistics import (
-    QUANTILES,
-    ColumnErrors,
-    ColumnStatistics,
+    ColumnTotals,
     FleetStatistics,
-    Histogram,
+    FleetSums,
     Noise,
     columns_of,
+    fleet_statistics,
 )
 
 NO_RANGE = "it has no public range (`range` in the schema, privacy.ranges or privacy.target_ranges)"
@@ -138,116 +131,13 @@ def noisy_fleet(
     without = {**without, **dict.fromkeys(odd, OTHER_NOISE)}
     answers = {name: sums for name, sums in answers.items() if name not in odd}
     devices, units = len(answers), sum(sums.units for sums in answers.values())
-    error = math.sqrt(sum(sums.deviation**2 for sums in answers.values()))
-    noise = Noise(layout.unit, layout.epsilon, layout.delta, error)
-    if devices < fewest or units < FEWEST_ROWS:
-        why = f"withheld: statistics are sums over at least {fewest} devices and {FEWEST_ROWS} rows"
-        return FleetStatistics(devices, dict(without), why=why, noise=noise, withheld=dict(withheld))
-    total = iter([math.fsum(place) for place in zip(*(sums.values for sums in answers.values()), strict=True)])
-    columns = {}
-    for name, column in layout.columns.items():
-        values = [next(total) for _ in range(column.places)]
-        columns[name] = (
-            _category(values, column.values, devices, units, error)
-            if column.range is None
-            else _number(values, column.range, devices, units, error)
-        )
-    classes = {label: _count(next(total)) for label in layout.classes} or None
-    return FleetStatistics(
-        devices,
-        dict(without),
-        units,
-        columns,
-        classes,
-        quantile_error=None,
-        why="how the sites differ is not known beside noise",
-        noise=noise,
-        withheld=dict(withheld),
-    )
-
-
-def _count(value: float) -> int | None:
-    """Return a count of rows; None if it is too small to be shown."""
-    return round(value) if value >= FEWEST_ROWS else None
-
-
-def _category(values: Sequence[float], names: Sequence[str], devices: int, units: int, error: float) -> ColumnStatistics:
-    rows, deviation = math.fsum(values), error * math.sqrt(len(values))
-    if rows < FEWEST_ROWS:
-        return ColumnStatistics(devices)
-    counts = {name: _count(value) for name, value in zip([*names, "other"], values, strict=True)}
-    errors = ColumnErrors(deviation, deviation / units, bins=error)
-    return ColumnStatistics(devices, round(rows), _share(units - rows, units), values=counts, errors=errors)
-
-
-def _number(values: Sequence[float], bounds: tuple[float, float], devices: int, units: int, error: float) -> ColumnStatistics:
-    """Return the statistics of a number with public bounds.
-
-    mean = middle + half r, with the error (half s / n) sqrt(1 + r^2). variance = half^2 (q - r^2), with the error
-    (half^2 s / n) sqrt(1 + 4 r^2 + (q - 2 r^2)^2); a deviation's is that over twice itself.
-    """
-    count, total, squares = values[:MOMENTS]
-    if count < max(FEWEST_ROWS, 2 * error):
-        return ColumnStatistics(devices, errors=ColumnErrors(error, error / units))
-    middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
-    r, q = total / count, squares / count
-    spread = max(0.0, q - r * r)
-    spread_error = error / count * math.sqrt(1 + 4 * r * r + (q - 2 * r * r) ** 2)
-    is_clear = spread > spread_error
-    bins = _agreed(values[MOMENTS:], count)
-    width = (bounds[1] - bounds[0]) / BINS
-    quantiles, quantile_errors = _quantiles(bins, bounds[0], width, error)
-    return ColumnStatistics(
-        devices,
-        round(count),
-        _share(units - count, units),
-        min(bounds[1], max(bounds[0], middle + half * r)),
-        half * math.sqrt(spread) if is_clear else None,
-        quantiles,
-        Histogram([bounds[0] + width * at for at in range(1, BINS)], [max(0, round(value)) for value in bins]),
-        errors=ColumnErrors(
-            error,
-            error / units,
-            half * error / count * math.sqrt(1 + r * r),
-            half * spread_error / (2 * math.sqrt(spread)) if is_clear else None,
-            quantile_errors,
-            error,
-        ),
-    )
-
-
-def _share(part: float, whole: int) -> float:
-    return min(1.0, max(0.0, part / whole))
-
-
-def _agreed(bins: Sequence[float], count: float) -> list[float]:
-    """Return the counts of the bins, with the count of the column: the least squares estimate of both."""
-    more = (count - math.fsum(bins)) / (len(bins) + 1)
-    return [value + more for value in bins]
-
-
-def _quantiles(bins: Sequence[float], low: float, width: float, error: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the quantiles within the bins, and their errors. Those with few rows on one side are left out.
-
-    With k bins below, the sum of them minus the quantile's share p of all B bins has the variance s^2 times
-    k - 2 p k + p^2 B - (k - p B)^2 / (B + 1). Over the density of the bin it is a distance. Within a bin rows are taken as
-    spread evenly: that adds width^2 / 12.
-    """
-    below = list(accumulate(bins))
-    rows = below[-1]
-    upper, lower = list(accumulate(below, max)), list(accumulate(reversed(below), min))[::-1]
-    rising = [0.0, *(max(0.0, (a + b) / 2) for a, b in zip(upper, lower, strict=True))]  # noise can make counts negative
-    values, errors = {}, {}
-    for share in QUANTILES:
-        rank = share * rows
-        if min(rank, rows - rank) < max(FEWEST_ROWS, 2 * error):
-            continue
-        at = next((place for place in range(len(bins)) if rising[place + 1] >= rank), len(bins) - 1)
-        inside = rising[at + 1] - rising[at]
-        part = min(1.0, max(0.0, (rank - rising[at]) / inside)) if inside > 0 else 0.5
-        k, many = at + part, len(bins)
-        variance = k - 2 * share * k + share**2 * many - (k - share * many) ** 2 / (many + 1)
-        distance = error * math.sqrt(max(0.0, variance)) * width / max(inside, error)
-        values[f"{share:g}"] = low + (at + part) * width
-        errors[f"{share:g}"] = math.sqrt(distance**2 + width**2 / 12)
-    return values, errors
+    noise = Noise(layout.unit, layout.epsilon, layout.delta, math.sqrt(sum(sums.deviation**2 for sums in answers.values())))
+    places = [math.fsum(place) for place in zip(*(sums.values for sums in answers.values()), strict=True)]
+    total, columns = iter(places or [0.0] * layout.size), {}
+    for name, form in layout.columns.items():
+        values = [next(total) for _ in range(form.places)]
+        moments, bins = (values[:MOMENTS], values[MOMENTS:]) if form.range is not None else ([math.fsum(values), 0, 0], values)
+        rows, of_v, of_squares = moments
+        columns[name] = ColumnTotals(form, devices, rows, units - rows, of_v, of_squares, bins=bins)
+    classes = {label: next(total) for label in layout.classes}
+    return fleet_statistics(FleetSums(devices, units, columns, classes, noise=noise, fewest=fewest), without, withheld)
