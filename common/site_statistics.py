@@ -75,6 +75,12 @@ class NoisyColumn(msgspec.Struct, frozen=True):
     values: list[str] = []
 
     @property
+    def centre(self) -> Centre:
+        """Centre of buckets over the range, for a masked sum; 0 and 1 without one."""
+        low, high = self.range or (-2.0, 2.0)
+        return Centre((low + high) / 2, (high - low) / 4)
+
+    @property
     def places(self) -> int:
         """How many numbers of the release are its own."""
         return MOMENTS + BINS if self.range is not None else len(self.values) + 1

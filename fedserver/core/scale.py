@@ -166,9 +166,18 @@ def declared_scales(privacy: PrivacySettings, profile: Profile) -> Scales:
 def _by_ranges(ranges: Sequence[tuple[float, float]], columns: int, setting: str) -> Scale | None:
     if not ranges:
         return None
+    pairs = pairs_of(ranges, columns, setting)
+    return Scale([(low + high) / 2 for low, high in pairs], [(high - low) / 2 for low, high in pairs])
+
+
+def pairs_of(ranges: Sequence[tuple[float, float]], columns: int, setting: str) -> Sequence[tuple[float, float]]:
+    """Return a range for each column, of which one may stand for all.
+
+    Raises:
+        SettingError: There is another number of ranges than of columns.
+    """
     if len(ranges) not in (1, columns):
         raise SettingError(
             f"{setting} has {len(ranges)} ranges, and the data have {columns} columns: give one for each, or one"
         )
-    pairs = [*ranges] * (columns if len(ranges) == 1 else 1)
-    return Scale([(low + high) / 2 for low, high in pairs], [(high - low) / 2 for low, high in pairs])
+    return [*ranges] * (columns if len(ranges) == 1 else 1)

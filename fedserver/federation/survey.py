@@ -29,10 +29,17 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.ports.blobs import MASKED_STATISTICS, Blobs, Damaged
-from attune.fedserver.surveys.clear_statistics import centres_of, check_sketches, check_sums, clear_fleet, survival_columns
-from attune.fedserver.surveys.fleet_statistics import FleetStatistics, columns_of
-from attune.fedserver.surveys.masked_statistics import KeptSum, SumReader, layout_of, scaled_of
-from attune.fedserver.surveys.noisy_statistics import NoisyQuestions, noisy_fleet
+from attune.fedserver.surveys.carriers import (
+    KeptSum,
+    SumReader,
+    centres_of,
+    check_sketches,
+    check_sums,
+    clear_fleet,
+    noisy_fleet,
+)
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
+from attune.fedserver.surveys.layouts import Asks, columns_of, masked_layout, noisy_layout, scaled_of, survival_columns
 
 LOG = logging.getLogger("fedserver")
 T = TypeVar("T")
@@ -80,7 +87,7 @@ class Survey:
         executors: Executors,
         account: ExchangeAccount,
     ) -> None:
-        self._privacy, self._data, self._federation = privacy, data, federation
+        self._privacy, self._asks = privacy, Asks(federation, privacy, data)
         self._streams, self._blobs, self._executors = streams, blobs, executors
         self._masks = privacy.secure_aggregation and not privacy.on_devices and not privacy.on_server
         self._minimum, self.wait_s = max(FEWEST_DEVICES, privacy.secure_devices), privacy.secure_wait_s
@@ -136,7 +143,7 @@ class Survey:
 
     async def _noisy(self, columns: Sequence[str], patience_s: float) -> FleetStatistics:
         profiles, without = self._able(NOISY_STATISTICS)
-        layout, withheld = NoisyQuestions(self._federation, self._privacy, self._data).layout(profiles, columns)
+        layout, withheld = noisy_layout(self._asks, profiles, columns)
         samples = {name: profile.samples + profile.test_samples for name, profile in profiles.items()}
         question = StatisticsRequest("", noisy_json=msgspec.json.encode(layout))
         answers, refused = await self._answers(
@@ -222,7 +229,7 @@ class Survey:
         try:
             if kept is None:
                 able = {name: profile for name, profile in profiles.items() if self._streams.can(name, MASKED)}
-                layout, refused = layout_of(self._federation, able, wanted, for_scales)
+                layout, refused = masked_layout(self._asks, able, wanted, for_scales)
                 question = StatisticsRequest("", layout_json=msgspec.json.encode(layout))
                 if len(names := able.keys() - refused.keys()) >= self._minimum:
                     refused |= await self._asked(names, question, self._minimum, wait_s)
@@ -234,7 +241,7 @@ class Survey:
                 layout, fixed, asked, self._number = kept.layout, kept.fixed, kept.fixed.survivors, kept.number
                 self._question = StatisticsRequest(kept.id, layout_json=msgspec.json.encode(layout))
             about = self._question.id
-            occasion = Occasion(self._federation, f"statistics {about} {layout.digest}", ONE_SUM, 1)
+            occasion = Occasion(self._asks.federation, f"statistics {about} {layout.digest}", ONE_SUM, 1)
             orders = dict.fromkeys(asked, f"{STATISTICS_ORDER}{about}")
 
             async def keep(fixed: FixedSurvivors, is_masked: bool = True) -> KeptSum:

@@ -16,19 +16,10 @@ from itertools import accumulate
 
 import msgspec
 
-from attune.common.plan import FEWEST_DEVICES, FEWEST_ROWS, Profile
-from attune.common.site_statistics import (
-    ACCURACY,
-    BINS,
-    Centre,
-    ColumnSketch,
-    NoisyColumn,
-    bucket_value,
-    output_columns,
-)
+from attune.common.plan import FEWEST_DEVICES, FEWEST_ROWS
+from attune.common.site_statistics import ACCURACY, BINS, Centre, ColumnSketch, NoisyColumn, bucket_value
 from attune.fedserver.surveys.kaplan_meier import KaplanMeier
 
-NO_RANGE = Centre(0.0, 1.0)  # of a column without a public range
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 ALIKE, APART = 0.1, 0.25  # distance of class shares from the fleet's: below the first sites are alike, above the second not
 SHIFTED = 0.1  # share of a column's variance that lies between sites, from which on sites differ in it
@@ -135,13 +126,6 @@ class FleetStatistics(msgspec.Struct, frozen=True):
     withheld: dict[str, str] = {}
     survival: KaplanMeier | None = None
     format: int = 1
-
-
-def columns_of(profile: Profile) -> list[str]:
-    """Return the names of the columns of which a device with this profile can give statistics."""
-    width = profile.shape[-1] if profile.kind in ("tabular", "series") else 0
-    features = list(profile.column_names) or [f"column {number + 1}" for number in range(width)]
-    return features + output_columns(profile.task, profile.labels)
 
 
 @dataclass(frozen=True)

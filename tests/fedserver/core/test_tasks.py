@@ -54,7 +54,7 @@ def test_a_plan_of_classes_says_nothing_of_tasks() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"task": "classes"}, "declares the task classes with sums"),
+        ({"task": "classes"}, "declares sums of targets that its shard cannot have"),
         ({"targets": Columns(9, [5.0], [40.0])}, "sums of targets that its shard cannot have"),
         ({"targets": Columns(10, [5.0, 1.0], [40.0, 1.0])}, "cannot have"),
         ({"targets": Columns(10, [1e200], [40.0])}, "cannot have"),

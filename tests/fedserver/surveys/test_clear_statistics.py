@@ -11,8 +11,9 @@ from attune.common.errors import UpdateRefused
 from attune.common.plan import Profile
 from attune.common.site_statistics import ColumnSketch, ColumnSums, SiteSketches, SiteSums
 from attune.fedclient.data.site_sums import column_sums, sketch_of
-from attune.fedserver.surveys.clear_statistics import centres_of, check_sketches, check_sums, clear_fleet
-from attune.fedserver.surveys.fleet_statistics import FleetStatistics, columns_of
+from attune.fedserver.surveys.carriers import centres_of, check_sketches, check_sums, clear_fleet
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
+from attune.fedserver.surveys.layouts import columns_of
 
 Table = npt.NDArray[np.float64]
 PROFILE = Profile("tabular", (2,), ["no", "yes"], 30, 10, column_names=["age", "dose"])
