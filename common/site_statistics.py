@@ -1,9 +1,9 @@
-"""Layout of the numbers that describe the data of sites and are added over devices, and the three carriers of such numbers.
+"""Layout of the numbers that describe the data of sites and are added over devices, clear, masked or noised.
 
 A layout names the columns, and says how each one is counted: in buckets about a centre, in bins over a public range, or by
-value. A device makes the same numbers of a column for each carrier (attune.fedclient.data.site_sums): rows with a value and
+value. A device makes the same numbers of each column (attune.fedclient.data.site_sums): rows with a value and
 without one, the sums of its numbers and of their squares, and the counts. The server makes figures of their sums, with errors
-if there is noise (attune.fedserver.surveys.fleet_statistics). A carrier is the way between them:
+if there is noise (attune.fedserver.surveys.fleet_statistics). There are three ways between them:
 
 - clear: a device's own sums leave it as they are (`SiteSums`), and in a second pass its counts (`SiteSketches`): their buckets
   need the mean and deviation of the whole fleet;
@@ -92,7 +92,7 @@ class NoisyColumn(msgspec.Struct, frozen=True):
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """What the layouts of the masked and the noised carrier have in common: the federation's fingerprint."""
+    """What the layouts of masked and of noised sums have in common: the federation's fingerprint."""
 
     federation: str
 

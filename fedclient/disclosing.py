@@ -95,7 +95,7 @@ class MaskableStatistics(msgspec.Struct, frozen=True):
 
 
 class Discloser:
-    """Discloser of one device's data: answers to questions for statistics, by the carrier that they ask for, and a description.
+    """Discloser of one device's data: answers to questions for statistics, clear, masked or noised, and a description.
 
     A question for clear or noisy sums that comes during another one is dropped. Masked ones and their exchanges are answered
     in order. The device is in at most one masked sum in the life of its home: two sums over different devices, subtracted,
@@ -143,10 +143,10 @@ class Discloser:
             return
         if self._turn.locked() and not masked:
             return
-        carrier = self._noisy_sums if noisy else self._masked_number if masked else self._clear_sums
+        answer = self._noisy_sums if noisy else self._masked_number if masked else self._clear_sums
         async with self._turn:
             try:
-                report = StatisticsReport(question.id, await self._worker.do(carrier, question, gate.plan))
+                report = StatisticsReport(question.id, await self._worker.do(answer, question, gate.plan))
             except UpdateRefused as refusal:
                 report = StatisticsReport(question.id, refused=str(refusal))
             self._link.answer(report)
@@ -169,7 +169,7 @@ class Discloser:
                 reply = SecureMessage(message.order_id, message.attempt, message.exchange, refused=str(refusal))
             self._link.answer(reply)
 
-    # --- the carriers; each can refuse by UpdateRefused
+    # --- answers, each of which can refuse by UpdateRefused
 
     def _clear_sums(self, question: StatisticsRequest, plan: Plan | None) -> bytes:
         centres = _read(question.centres_json, dict[str, Centre]) if question.centres_json else {}

@@ -1,4 +1,4 @@
-"""The masked carrier: statistics of a site as one whole number that masks hide. A server learns the sum over the sites alone.
+"""Masked sums: statistics of a site as one whole number that masks hide. A server learns the sum over the sites alone.
 
 Each count and each sum has a slot of fixed width in the number. No slot can overflow, whatever up to MOST_MEMBERS honest
 devices add. So the sum of the numbers holds the sum of each slot, exactly. A layout says what the slots are

@@ -1,4 +1,4 @@
-"""Numbers of a device's own data, the same for each carrier (attune.common.site_statistics), and whether units fit a schema.
+"""Numbers of a device's own data, clear, masked or noised (attune.common.site_statistics), and whether units fit a schema.
 
 N rows, F features, U units, all of the training and the test part. Beside noise each row counts in full, or in a group by its
 share of the group, and the contribution of each row is cut towards zero to a multiple of 1 / GRID, which makes it no longer. So
@@ -92,39 +92,42 @@ def label_places(shard: Shard, labels: Sequence[str]) -> Floats:
     return np.array([place_of.get(str(name), math.nan) for name in names.tolist()])[name_N]
 
 
-class _NoisyColumns:
-    """Columns of a table as a noisy release counts them. A column that the table lacks has only missing values."""
+def _noisy_columns(shard: Shard, forms: Mapping[str, NoisyColumn]) -> dict[str, Floats]:
+    """Return columns as a noisy release counts them, (N,): numbers, or places among the declared values and `other`.
 
-    def __init__(self, shard: Shard) -> None:
-        self._rows, self._schema = len(shard.train_x) + len(shard.test_x), shard.schema
-        self._x = features_of(shard, all_gaps=True) if shard.kind == "tabular" else np.empty((self._rows, 0))
-        self._targets = columns_in(shard, output_columns(shard.task, shard.labels)) if shard.task == "regression" else {}
-        self._features = feature_names(shard) if shard.kind == "tabular" else []
-
-    def values(self, name: str, form: NoisyColumn) -> Floats:
-        """Return the numbers of a column, or the places of its values among the declared ones and `other`, (N,)."""
-        column = self._schema.used.get(name) if self._schema is not None else None
+    A column that the table lacks, or has as another kind, has only missing values.
+    """
+    x_NF = (
+        features_of(shard, all_gaps=True) if shard.kind == "tabular" else np.empty((len(shard.train_x) + len(shard.test_x), 0))
+    )
+    targets = columns_in(shard, output_columns(shard.task, shard.labels)) if shard.task == "regression" else {}
+    numbers = dict(zip(feature_names(shard), x_NF.T, strict=False))
+    if shard.schema is not None:  # a category may have a feature of its name
+        numbers = {
+            name: numbers[name] for name, column in shard.schema.used.items() if name in numbers if column.kind != "category"
+        }
+    columns, gone_N = {}, np.full(len(x_NF), np.nan)
+    for name, form in forms.items():
         if form.range is None:
-            return self._places(name, column, form.values)
-        if name in self._targets:
-            return self._targets[name]
-        is_other = self._schema is not None and (column is None or column.kind == "category")
-        if is_other or name not in self._features:  # it may be the feature of a category
-            return np.full(self._rows, np.nan)
-        return self._x[:, self._features.index(name)]
-
-    def _places(self, name: str, column: Any, values: Sequence[str]) -> Floats:
-        if self._schema is None or column is None or column.kind not in ("category", "yes/no"):
-            return np.full(self._rows, np.nan)
-        features, count = self._schema.features(), len(column.values)
-        at = [place for place, feature in enumerate(features) if feature.column == name and feature.role != "missing"]
-        if column.kind == "yes/no" or column.encoding == "embedding":
-            own_N = np.nan_to_num(self._x[:, at[0]], nan=count + 1).astype(np.int64)
+            columns[name] = _places_among(form.values, name, x_NF, shard.schema)
         else:
-            one_hot = self._x[:, at] == 1
-            own_N = np.where(one_hot.any(axis=1), one_hot.argmax(axis=1), count + 1)
-        place_of = {value: at for at, value in enumerate(values)}
-        return np.array([*(place_of.get(value, len(values)) for value in column.values), len(values), np.nan])[own_N]
+            columns[name] = targets.get(name, numbers.get(name, gone_N))
+    return columns
+
+
+def _places_among(values: Sequence[str], name: str, x_NF: Floats, schema: Schema | None) -> Floats:
+    column = schema.used.get(name) if schema is not None else None
+    if schema is None or column is None or column.kind not in ("category", "yes/no"):
+        return np.full(len(x_NF), np.nan)
+    count = len(column.values)
+    at = [place for place, one in enumerate(schema.features()) if one.column == name and one.role != "missing"]
+    if column.kind == "yes/no" or column.encoding == "embedding":
+        own_N = np.nan_to_num(x_NF[:, at[0]], nan=count + 1).astype(np.int64)
+    else:
+        one_hot = x_NF[:, at] == 1
+        own_N = np.where(one_hot.any(axis=1), one_hot.argmax(axis=1), count + 1)
+    place_of = {value: place for place, value in enumerate(values)}
+    return np.array([*(place_of.get(value, len(values)) for value in column.values), len(values), np.nan])[own_N]
 
 
 # --- numbers of one column
@@ -211,18 +214,18 @@ def sum_of_squares(values_N: Floats) -> Fraction | float:
         return exact_sum(np.concatenate([leading_N**2, 2 * leading_N * rest_N, rest_N**2]))
 
 
-# --- numbers of a shard as each carrier takes them
+# --- numbers of a shard: clear, masked, noised
 
 
 def site_sums(shard: Shard, wanted: Collection[str] = ()) -> SiteSums:
-    """Return the sums of these columns, of all if there are none, for the clear carrier."""
+    """Return the sums of these columns, of all if there are none, as they are."""
     sums = {name: column_sums(values_N) for name, values_N in columns_in(shard, wanted).items()}
     classes = class_counts(shard) if shard.task == "classes" else []
     return SiteSums(len(shard.train_x) + len(shard.test_x), sums, classes)
 
 
 def site_sketches(shard: Shard, centres: Mapping[str, Centre]) -> SiteSketches:
-    """Return the sketches of the columns that have a centre, for the clear carrier."""
+    """Return the sketches of the columns that have a centre."""
     columns = columns_in(shard, centres.keys()) if centres else {}
     return SiteSketches({name: sketch_of(values_N, centres[name]) for name, values_N in columns.items()})
 
@@ -251,7 +254,7 @@ def sketch_of(values_N: Floats, centre: Centre) -> ColumnSketch:
 
 
 def slots_of(shard: Shard, layout: MaskedLayout) -> SlotValues:
-    """Return the slots of a shard for the masked carrier.
+    """Return the slots of a shard for a masked sum.
 
     Every device of a sum fills every slot: a column that one device alone has would be that device's own.
 
@@ -288,16 +291,17 @@ def _moments(part: Array, wanted: list[str], names: list[str]) -> SlotValues:
 
 
 def unit_sums(shard: Shard, layout: NoisyLayout) -> tuple[int, Floats]:
-    """Return the number of units, and the sums over all of them before the noise, (layout.size,), for the noised carrier.
+    """Return the number of units, and the sums over all of them before the noise, (layout.size,).
 
     Raises:
         UpdateRefused: The shard has no such data, or values that stand for missing ones tell of its other rows.
     """
     _check_unit_sums(shard, layout)
     units, weight_N = _weights(shard, layout.unit)
-    columns, pieces = _NoisyColumns(shard), list[Any]()
-    for name, form in layout.columns.items():
-        rows, _, total, squares, counts = column_numbers(columns.values(name, form), form, weight_N)
+    pieces = list[Any]()
+    for name, values_N in _noisy_columns(shard, layout.columns).items():
+        form = layout.columns[name]
+        rows, _, total, squares, counts = column_numbers(values_N, form, weight_N)
         pieces += [counts] if form.range is None else [[rows, total, squares], counts]
     if layout.classes:
         pieces.append(counted(label_places(shard, layout.classes), len(layout.classes), weight_N))
@@ -323,8 +327,14 @@ def _weights(shard: Shard, unit: str) -> tuple[int, Floats]:
     groups = [part for part in (shard.groups, shard.test_groups) if part is not None]
     if sum(map(len, groups)) != rows:
         raise UpdateRefused("the question is for groups of samples, and its data name none (--group)")
-    _, unit_N, count_U = np.unique(np.concatenate(groups), return_inverse=True, return_counts=True)
-    return len(count_U), 1.0 / count_U[unit_N]
+    names = np.concatenate(groups)
+    return len(np.unique(names)), group_weights(names)
+
+
+def group_weights(groups: Array) -> Floats:
+    """Return weights of samples, (N,), such that every group counts as one sample."""
+    _, place_N, size_G = np.unique(groups, return_inverse=True, return_counts=True)
+    return np.asarray(1.0 / size_G[place_N])
 
 
 # --- units

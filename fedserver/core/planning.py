@@ -29,7 +29,6 @@ from attune.fedserver.core.buffered_rounds import BufferedRounds, ReplayedRounds
 from attune.fedserver.core.client_privacy import (
     PoissonRounds,
     check_public,
-    client_defaults,
     drawn_rate,
     expected_devices,
     with_noise,
@@ -162,7 +161,6 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     given.pop("name", None)
     privacy = convert(PrivacySettings, overrides.get("privacy", {}), "privacy.")
     usual = merge(method.preset(preset, overrides.get("model", {}).get("name")), defaults_of(privacy, method))
-    usual = merge(usual, client_defaults(privacy, method))
     usual = merge(usual, device_defaults(merge(usual.get("method", {}), given)))
     full = merge(usual, {**overrides, "method": given})
     options = dict(full["method"])

@@ -55,11 +55,10 @@ class Coordinator:
         self.error: AttuneError | None = None
         self.ready, self.finished, self.unusable = asyncio.Event(), asyncio.Event(), asyncio.Event()
         state.turns.failed = self._fail
-        settings, streams, fewest = state.settings, state.streams, 1 if one_owner else FEWEST_DEVICES
+        fewest = 1 if one_owner else FEWEST_DEVICES
         self.account = account = ExchangeAccount(state, self.handle)
-        self.secure = SecureRounds(settings.privacy, federation, streams, state.turns, self.handle, account)
-        blobs, executors = state.storage.blobs, state.executors
-        self.survey = Survey(settings.privacy, settings.data, federation, streams, blobs, executors, account)
+        self.secure = SecureRounds(state, federation, self.handle, account)
+        self.survey = Survey(state, federation, account)
         self.planner, self._orders = Planner(state, federation, fewest, self.survey), OrderSender(state, fewest)
         self.members = Members(state, self.handle, self.planner, self._orders, self.secure, self.survey)
         self.updates = Updates(state, self.handle, self.members.excuse, self.secure)

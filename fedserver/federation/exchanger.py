@@ -51,19 +51,23 @@ class ExchangeAccount:
             await self._state.turns.take(lambda: self._handle(Exchanged(now, wait.kind, took, costs)))
 
 
-class Waits:
-    """Waits for devices' answers, to one question at a time.
+class Exchanger:
+    """Waits for devices' answers, to one question at a time, and the exchanges of the present attempt.
 
     Args:
+        send: Sends a message to a device, if it is connected.
         account: The account of waits.
+        kind: Before the names of exchanges among the fleet's paces.
 
     Attributes:
+        collector: The present attempt; None: there is none, and answers are ignored.
         moved_at: When the present wait began, monotonic.
     """
 
-    def __init__(self, account: ExchangeAccount) -> None:
+    def __init__(self, send: Callable[[str, SecureMessage], None], account: ExchangeAccount, kind: str = "") -> None:
+        self.collector: Collector | None = None
         self.moved_at = 0.0
-        self._account, self._changed = account, asyncio.Event()
+        self._send, self._account, self._kind, self._changed = send, account, kind, asyncio.Event()
         self._took: dict[str, float] = {}  # seconds for the answers to the present question
 
     async def wait(
@@ -96,24 +100,6 @@ class Waits:
         """Take note that a device's answer is here."""
         self._took.setdefault(name, self._account.clock.monotonic() - self.moved_at)
         self._changed.set()
-
-
-class Exchanger(Waits):
-    """Exchanges of the present attempt.
-
-    Args:
-        send: Sends a message to a device, if it is connected.
-        account: The account of waits.
-        kind: Before the names of exchanges among the fleet's paces.
-
-    Attributes:
-        collector: The present attempt; None: there is none, and answers are ignored.
-    """
-
-    def __init__(self, send: Callable[[str, SecureMessage], None], account: ExchangeAccount, kind: str = "") -> None:
-        super().__init__(account)
-        self.collector: Collector | None = None
-        self._send, self._kind = send, kind
 
     async def answers(self, wait_s: float) -> None:
         """Ask, and wait for the answers to the present exchange, `wait_s` at most."""

@@ -1,4 +1,4 @@
-"""Survey of the data of all connected devices: questions for statistics, by the carrier that the settings ask for.
+"""Survey of the data of all connected devices: questions for clear, masked or noised statistics.
 
 There is one masked sum in the life of a home, for a second one over other devices would show what differs: it is kept, and
 shown again. It is durable as soon as its survivors are fixed. Until then a restart begins anew with other keys; afterwards it
@@ -19,17 +19,16 @@ from msgspec.structs import replace
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMessage, StatisticsReport, StatisticsRequest
-from attune.common.plan import FEWEST_DEVICES, DataSettings, Profile
+from attune.common.plan import FEWEST_DEVICES, Profile
 from attune.common.protocol import MASKED, MASKED_SCALE, NOISY_STATISTICS, STATISTICS, STATISTICS_ORDER
 from attune.common.secure.masked_sums import ONE_SUM, added, plus_masks
 from attune.common.site_statistics import MOST_COLUMNS, NoisySums, SiteSketches, SiteSums
 from attune.common.text import clean, from_json, listed
 from attune.fedserver.core.scale import Scales
-from attune.fedserver.executors import Executors
 from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
-from attune.fedserver.federation.streams import Streams
-from attune.fedserver.ports.blobs import MASKED_STATISTICS, Blobs, Damaged
-from attune.fedserver.surveys.carriers import (
+from attune.fedserver.federation.federation_state import FederationState
+from attune.fedserver.ports.blobs import MASKED_STATISTICS, Damaged
+from attune.fedserver.surveys.answers import (
     KeptSum,
     SumReader,
     centres_of,
@@ -65,30 +64,18 @@ class Survey:
     """Survey of the fleet's data. One runs at a time.
 
     Args:
-        privacy: The section [privacy].
-        data: The section [data].
-        federation: The federation's fingerprint.
-        streams: Streams of the connected devices.
-        blobs: Where the masked sum is kept.
-        executors: The threads.
+        state: The federation, among whose blobs the masked sum is kept.
+        name: The federation's fingerprint.
         account: The fleet's account of waits.
 
     Attributes:
         wait_s: Seconds for which an exchange of a masked sum for scales waits.
     """
 
-    def __init__(
-        self,
-        privacy: PrivacySettings,
-        data: DataSettings,
-        federation: str,
-        streams: Streams,
-        blobs: Blobs,
-        executors: Executors,
-        account: ExchangeAccount,
-    ) -> None:
-        self._privacy, self._asks = privacy, Asks(federation, privacy, data)
-        self._streams, self._blobs, self._executors = streams, blobs, executors
+    def __init__(self, state: FederationState, name: str, account: ExchangeAccount) -> None:
+        privacy = self._privacy = state.settings.privacy
+        self._asks = Asks(name, privacy, state.settings.data)
+        self._streams, self._blobs, self._executors = state.streams, state.storage.blobs, state.executors
         self._masks = privacy.secure_aggregation and not privacy.on_devices and not privacy.on_server
         self._minimum, self.wait_s = max(FEWEST_DEVICES, privacy.secure_devices), privacy.secure_wait_s
         self._exchanger = Exchanger(self._send, account, "statistics ")
@@ -116,9 +103,9 @@ class Survey:
             raise SettingError(why)
         if len(columns) > MOST_COLUMNS or not 0 < patience_s <= LONGEST_S:
             raise SettingError(f"statistics are of at most {MOST_COLUMNS} columns, and wait from 0 to {LONGEST_S:.0f} s")
-        carrier = self._masked if self._masks else self._clear if self._privacy.statistics_epsilon is None else self._noisy
+        ask = self._masked if self._masks else self._clear if self._privacy.statistics_epsilon is None else self._noisy
         async with self._turn:
-            return await carrier(columns, patience_s)
+            return await ask(columns, patience_s)
 
     async def _clear(self, columns: Sequence[str], patience_s: float) -> FleetStatistics:
         known = {name for profile in self._streams.profiles().values() for name in columns_of(profile)}

@@ -11,7 +11,6 @@ import msgspec
 
 from attune.common.errors import CertificateRefused, SettingError
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import REVOKED
 from attune.fedserver.identity.admin import DAY_S, LONGEST_TTL_S, FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
@@ -28,12 +27,11 @@ class AdminService(AdminServicer):
     def __init__(
         self,
         coordinator: Coordinator,
-        members: Members,
         registrar: Registrar,
         admin: FederationAdmin,
         ledger: MemberLedger,
     ) -> None:
-        self._coordinator, self._members = coordinator, members
+        self._coordinator, self._members = coordinator, coordinator.members
         self._registrar, self._admin, self._ledger = registrar, admin, ledger
 
     async def Wake(self, request: pb.WakeRequest, context: grpc.aio.ServicerContext) -> pb.WakeReply:  # noqa: N802

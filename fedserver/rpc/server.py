@@ -145,7 +145,7 @@ class GrpcServer:
         coordinator.planner.direct = self._direct.address if self._direct is not None else ""
         transfers = BlobService(state.book, storage.blobs, updates, executors, pulses, state.activity, self._direct)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
-        self._storage, self._operators = storage, AdminService(coordinator, members, registrar, admin, storage.ledger)
+        self._storage, self._operators = storage, AdminService(coordinator, registrar, admin, storage.ledger)
         admin_pb2_grpc.add_AdminServicer_to_server(self._operators, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         files: list[Any] = [admin_pb2, health_pb2]

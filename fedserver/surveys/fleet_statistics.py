@@ -1,4 +1,4 @@
-"""Figures of a fleet's data before training: what may be shown of sums over its devices, by whichever carrier they have come.
+"""Figures of a fleet's data before training: what may be shown of sums over its devices, clear, masked or noised.
 
 Every number that is shown is a sum over at least FEWEST_DEVICES devices and FEWEST_ROWS rows, or is withheld.
 

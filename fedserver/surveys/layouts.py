@@ -1,4 +1,4 @@
-"""What devices are asked for by the layouts of the masked and the noised carrier. It depends on declarations alone."""
+"""What devices are asked for for masked and for noised statistics. It depends on declarations alone."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from attune.features.web.parts import parts
 from attune.features.web.prometheus import exposition
 from attune.fedserver.core.fleet_verdict import fleet_verdicts
 from attune.fedserver.home import ServerHome
-from attune.fedserver.surveys.carriers import noisy_fleet
+from attune.fedserver.surveys.answers import noisy_fleet
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.homes import status_of
 from tests.e2e.harness import tabular_shard

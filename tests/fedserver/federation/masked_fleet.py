@@ -83,8 +83,10 @@ def survey_of(
     books: Accounted | None = None,
 ) -> Survey:
     """Return the survey of a server."""
-    privacy, data, blobs = privacy or PrivacySettings(), data or DataSettings(), blobs or MemoryBlobs()
-    return Survey(privacy, data, "fed", streams, blobs, InlineExecutors(), (books or Accounted()).account)
+    sections = SimpleNamespace(privacy=privacy or PrivacySettings(), data=data or DataSettings())
+    storage, executors = SimpleNamespace(blobs=blobs or MemoryBlobs()), InlineExecutors()
+    state = SimpleNamespace(settings=sections, streams=streams, storage=storage, executors=executors)
+    return Survey(cast(Any, state), "fed", (books or Accounted()).account)
 
 
 class MaskedSite:

@@ -15,7 +15,7 @@ from attune.common.text import from_json
 from attune.fedserver.core.scale import Scales
 from attune.fedserver.federation.survey import CAME_LATER, NOT_ALLOWED
 from attune.fedserver.ports.blobs import MASKED_STATISTICS, Damaged
-from attune.fedserver.surveys.carriers import KeptSum
+from attune.fedserver.surveys.answers import KeptSum
 from tests.fedserver.federation.masked_fleet import NAMES, MaskedFleet, MaskedSite, joined, tables
 
 EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")

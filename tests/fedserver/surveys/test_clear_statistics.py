@@ -11,7 +11,7 @@ from attune.common.errors import UpdateRefused
 from attune.common.plan import Profile
 from attune.common.site_statistics import ColumnSketch, ColumnSums, SiteSketches, SiteSums
 from attune.fedclient.data.site_sums import column_sums, sketch_of
-from attune.fedserver.surveys.carriers import centres_of, check_sketches, check_sums, clear_fleet
+from attune.fedserver.surveys.answers import centres_of, check_sketches, check_sums, clear_fleet
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.fedserver.surveys.layouts import columns_of
 

@@ -20,7 +20,7 @@ from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.site_sums import site_sketches, site_sums, sketch_of, slots_of
 from attune.fedclient.read_options import ReadOptions
-from attune.fedserver.surveys.carriers import KeptSum, SumReader, centres_of, check_sketches, check_sums, clear_fleet
+from attune.fedserver.surveys.answers import KeptSum, SumReader, centres_of, check_sketches, check_sums, clear_fleet
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.fedserver.surveys.kaplan_meier import KaplanMeier, kaplan_meier
 from attune.fedserver.surveys.layouts import Asks, masked_layout, noisy_layout, survival_columns

@@ -12,7 +12,7 @@ from attune.common.plan import DataSettings, Profile
 from attune.common.schema import Column, Schema
 from attune.common.secure.masked_sums import added, packed
 from attune.common.site_statistics import BUCKETS, Centre, MaskedLayout
-from attune.fedserver.surveys.carriers import KeptSum, SumReader
+from attune.fedserver.surveys.answers import KeptSum, SumReader
 from attune.fedserver.surveys.layouts import Asks, masked_layout
 
 ASKS = Asks("fed", PrivacySettings(), DataSettings())

@@ -18,7 +18,7 @@ from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.site_sums import unit_sums
 from attune.fedclient.work.private.ledger import PrivacyLedger
 from attune.fedclient.work.private.private_learning import released
-from attune.fedserver.surveys.carriers import noisy_fleet
+from attune.fedserver.surveys.answers import noisy_fleet
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.fedserver.surveys.layouts import Asks, noisy_layout
 from attune.fedserver.view.statistics_page import lines_of, write_page

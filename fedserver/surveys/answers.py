@@ -1,4 +1,4 @@
-"""Carriers of a fleet's statistics: what has come of its devices, clear, masked or noised, is checked and added up."""
+"""Answers of a fleet's devices to questions for statistics: clear, masked or noised ones are checked and added up."""
 
 from __future__ import annotations
 
