@@ -24,6 +24,7 @@ from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.site_sums import group_weights
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table_encoder import Rescaling, TableEncoder, given_scaling, to_ranges, unscaled
 
@@ -182,13 +183,7 @@ def _held_out_for_dial(
 
 
 def _weights(shard: Shard, held: npt.NDArray[np.intp]) -> Tensor | None:
-    return None if shard.groups is None else torch.from_numpy(_group_weights(shard.groups[held]))
-
-
-def _group_weights(groups: Array) -> npt.NDArray[np.float64]:
-    """Return weights of samples, (V,), such that every group counts as one sample."""
-    _, place_V, size_G = np.unique(groups, return_inverse=True, return_counts=True)
-    return np.asarray(1.0 / size_G[place_V])
+    return None if shard.groups is None else torch.from_numpy(group_weights(shard.groups[held]))
 
 
 def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | None:

@@ -22,7 +22,7 @@ from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.common.schema import LONGEST_NAME, Schema, difference, remedy, wrong_with
 from attune.common.task import TASKS, TIME_AND_EVENT, TaskName, asked
 from attune.common.text import listed
-from attune.fedserver.core.scale import check_columns, check_targets
+from attune.fedserver.core.scale import check_declared_sums
 from attune.fedserver.core.table_schemas import OPTION, in_schema, without_schema
 from attune.fedserver.core.voices import majority, usual_and_most, votes_of
 
@@ -205,8 +205,7 @@ def check_possible(profile: Profile, name: str) -> None:
         raise SettingError(f"{name} declares the columns of a table, and has {profile.kind}")
     if profile.labels or profile.task != "classes":  # a device whose data leave only with noise tells no classes
         _check_labels(profile.labels, name)
-    check_columns(profile, name)
-    check_targets(profile, name)
+    check_declared_sums(profile, name)
     for schema in (profile.schema, profile.proposal):
         if isinstance(schema, Schema):
             schema.check(f"the schema of {name}")

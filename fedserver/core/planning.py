@@ -29,7 +29,6 @@ from attune.fedserver.core.buffered_rounds import BufferedRounds, ReplayedRounds
 from attune.fedserver.core.client_privacy import (
     PoissonRounds,
     check_public,
-    client_defaults,
     drawn_rate,
     expected_devices,
     with_noise,
@@ -162,7 +161,6 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     given.pop("name", None)
     privacy = convert(PrivacySettings, overrides.get("privacy", {}), "privacy.")
     usual = merge(method.preset(preset, overrides.get("model", {}).get("name")), defaults_of(privacy, method))
-    usual = merge(usual, client_defaults(privacy, method))
     usual = merge(usual, device_defaults(merge(usual.get("method", {}), given)))
     full = merge(usual, {**overrides, "method": given})
     options = dict(full["method"])
@@ -275,7 +273,7 @@ def make_plan(
     federation: str,
     run: str = "",
     fewest: int = FEWEST_DEVICES,
-    masked: scales.MaskedScales = scales.MaskedScales(),  # noqa: B008 - it is immutable
+    masked: scales.Scales = scales.Scales(),  # noqa: B008 - it is immutable
     sums: Collection[str] = (),
 ) -> Plan:
     """Make the plan for the devices present at round 1, whose data have one form.
@@ -300,7 +298,10 @@ def make_plan(
     scales.check_bounds(privacy, schema)
     roles, one_sum = roles_of(settings.method, privacy), settings.privacy.secure_aggregation
     specs = specs_of(settings, ordered, len(classes), schema, roles, one_sum)
-    given = privacy.unit != "none"
+    clear = scales.scales_of(profiles, fewest)
+    common = scales.Scales(masked.features or clear.features, masked.targets or clear.targets)
+    if privacy.unit != "none":
+        common = scales.declared_scales(privacy, first)
     plan = Plan(
         federation=federation,
         seed=settings.seed,
@@ -310,12 +311,10 @@ def make_plan(
         method=settings.method.name,
         method_options=settings.method_options,
         train=_train_of(settings, first.task, ordered),
-        scale=scales.declared_scale(privacy, first) if given else masked.features or scales.scale_of(profiles, fewest),
+        scale=common.features,
         column_names=declared.names or columns_of(profiles),
         task=first.task,
-        targets=scales.declared_targets(privacy, first)
-        if given
-        else masked.targets or scales.scale_of_targets(profiles, fewest),
+        targets=common.targets,
         run=run,
         transforms=settings.transforms,
         device_transforms=settings.encodings.on_devices,

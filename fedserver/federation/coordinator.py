@@ -21,12 +21,12 @@ from attune.fedserver.core.round import next_wake, step
 from attune.fedserver.federation.closing import RoundCloser
 from attune.fedserver.federation.exchanger import ExchangeAccount
 from attune.fedserver.federation.federation_state import FederationState
-from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.opening import OrderSender
 from attune.fedserver.federation.planner import Planner
 from attune.fedserver.federation.secure_rounds import SecureRounds
 from attune.fedserver.federation.steps import PassedOver
+from attune.fedserver.federation.survey import Survey
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.ledger import Snapshot
@@ -55,12 +55,12 @@ class Coordinator:
         self.error: AttuneError | None = None
         self.ready, self.finished, self.unusable = asyncio.Event(), asyncio.Event(), asyncio.Event()
         state.turns.failed = self._fail
-        settings, streams, fewest = state.settings, state.streams, 1 if one_owner else FEWEST_DEVICES
+        fewest = 1 if one_owner else FEWEST_DEVICES
         self.account = account = ExchangeAccount(state, self.handle)
-        self.secure = SecureRounds(settings.privacy, federation, streams, state.turns, self.handle, account)
-        self.masked = MaskedSurvey(settings.privacy, federation, streams, state.storage.blobs, state.executors, account)
-        self.planner, self._orders = Planner(state, federation, fewest, self.masked), OrderSender(state, fewest)
-        self.members = Members(state, self.handle, self.planner, self._orders, self.secure, self.masked)
+        self.secure = SecureRounds(state, federation, self.handle, account)
+        self.survey = Survey(state, federation, account)
+        self.planner, self._orders = Planner(state, federation, fewest, self.survey), OrderSender(state, fewest)
+        self.members = Members(state, self.handle, self.planner, self._orders, self.secure, self.survey)
         self.updates = Updates(state, self.handle, self.members.excuse, self.secure)
         self._passed_over = PassedOver(state.storage.ledger, state.troubles)
         self._closer = RoundCloser(state, self._orders, self.secure, self._passed_over, self._follow)

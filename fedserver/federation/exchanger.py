@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from attune.common import aio
-from attune.common.exchange.messages import SecureMessage
+from attune.common.exchange.messages import FixedSurvivors, SecureMessage
+from attune.common.faults import SERVER, fail_at
 from attune.common.text import listed
 from attune.fedserver.core.messages import Exchanged
 from attune.fedserver.core.secure_policy import ExchangeWait
 from attune.fedserver.federation.federation_state import FederationState
 
 if TYPE_CHECKING:
-    from attune.fedserver.core.collector import Collector
+    from attune.fedserver.core.collector import Collector, Unmasking
 
 LOG = logging.getLogger("fedserver")
 
@@ -50,19 +51,23 @@ class ExchangeAccount:
             await self._state.turns.take(lambda: self._handle(Exchanged(now, wait.kind, took, costs)))
 
 
-class Waits:
-    """Waits for devices' answers, to one question at a time.
+class Exchanger:
+    """Waits for devices' answers, to one question at a time, and the exchanges of the present attempt.
 
     Args:
+        send: Sends a message to a device, if it is connected.
         account: The account of waits.
+        kind: Before the names of exchanges among the fleet's paces.
 
     Attributes:
+        collector: The present attempt; None: there is none, and answers are ignored.
         moved_at: When the present wait began, monotonic.
     """
 
-    def __init__(self, account: ExchangeAccount) -> None:
+    def __init__(self, send: Callable[[str, SecureMessage], None], account: ExchangeAccount, kind: str = "") -> None:
+        self.collector: Collector | None = None
         self.moved_at = 0.0
-        self._account, self._changed = account, asyncio.Event()
+        self._send, self._account, self._kind, self._changed = send, account, kind, asyncio.Event()
         self._took: dict[str, float] = {}  # seconds for the answers to the present question
 
     async def wait(
@@ -96,24 +101,6 @@ class Waits:
         self._took.setdefault(name, self._account.clock.monotonic() - self.moved_at)
         self._changed.set()
 
-
-class Exchanger(Waits):
-    """Exchanges of the present attempt.
-
-    Args:
-        send: Sends a message to a device, if it is connected.
-        account: The account of waits.
-        kind: Before the names of exchanges among the fleet's paces.
-
-    Attributes:
-        collector: The present attempt; None: there is none, and answers are ignored.
-    """
-
-    def __init__(self, send: Callable[[str, SecureMessage], None], account: ExchangeAccount, kind: str = "") -> None:
-        super().__init__(account)
-        self.collector: Collector | None = None
-        self._send, self._kind = send, kind
-
     async def answers(self, wait_s: float) -> None:
         """Ask, and wait for the answers to the present exchange, `wait_s` at most."""
         collector = self.collector
@@ -123,6 +110,33 @@ class Exchanger(Waits):
         await self.wait(lambda: collector.pending, collector.least, wait_s, self.ask_again, kind)
         if missing := sorted(collector.pending):
             LOG.warning("round %d: %s: no answer of %s", collector.occasion.round, collector.exchange, listed(missing))
+
+    async def carried_out(
+        self, collector: Collector, wait_s: float, number: int, keep: Callable[[FixedSurvivors], Coroutine[Any, Any, Any]]
+    ) -> Unmasking:
+        """Carry an attempt out, and return what takes the masks off its sum.
+
+        Args:
+            collector: The attempt.
+            wait_s: Seconds that each exchange waits at most.
+            number: Round of the attempt; 0: it is for statistics.
+            keep: Makes the survivors durable, before any device is asked about them.
+
+        Raises:
+            UpdateRefused: Too few devices have answered.
+        """
+        self.collector = collector
+        while True:
+            await self.answers(wait_s)
+            exchange = collector.exchange
+            if exchange == "unmasking":
+                unmasking = collector.unmasking()
+                fail_at(SERVER, number, "secure-unmasking")
+                return unmasking
+            collector.advance()
+            if exchange == "masked" and collector.fixed is not None:
+                await keep(collector.fixed)
+            fail_at(SERVER, number, f"secure-{exchange}")
 
     def ask_again(self, name: str) -> None:
         """Ask a device again, if its answer is missing."""

@@ -34,12 +34,12 @@ from attune.fedserver.core.adaptation import describes_devices, embeds_on_device
 from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord
 from attune.fedserver.core.secure_policy import check_profile, knows_more
 from attune.fedserver.federation.federation_state import FederationState, Handle
-from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.opening import OrderSender
 from attune.fedserver.federation.planner import Planner
 from attune.fedserver.federation.refusals import ReportBudget
 from attune.fedserver.federation.secure_rounds import SecureRounds
 from attune.fedserver.federation.streams import WORK, DeviceStage, Stream
+from attune.fedserver.federation.survey import Survey
 
 LOG = logging.getLogger("fedserver")
 NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
@@ -67,11 +67,11 @@ class Members:
         planner: Planner,
         orders: OrderSender,
         secure: SecureRounds,
-        masked: MaskedSurvey,
+        survey: Survey,
     ) -> None:
         """Take over the parts of a federation. `handle` tells the round what has happened."""
         self._state, self._handle, self._planner, self._orders = state, handle, planner, orders
-        self._secure, self._masked = secure, masked
+        self._secure, self.survey = secure, survey
         self._settings, self._streams, self._turns = state.settings, state.streams, state.turns
         self._budget = ReportBudget()
         self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
@@ -129,7 +129,7 @@ class Members:
         if self._state.plan is not None:
             plan = self._state.plan
             data_form.check_fits(profile, plan, name)
-            scales.check_ability(profile, name, LOCAL_SCALE in hello.encodings, plan.scale, plan.targets)
+            scales.check_ability(profile, name, LOCAL_SCALE in hello.encodings, scales.Scales(plan.scale, plan.targets))
         else:
             data_form.check_declared(profile, self._settings.data, name)
         stream = Stream(name, profile, hello.software, hello.inline_bytes, hello.encodings, process)
@@ -179,7 +179,7 @@ class Members:
         self._state.activity.enter(name, DeviceStage.WAITING)
         if self._state.plan is not None:
             self._streams.send(name, self._planner.welcome(self._state.plan))
-        self._masked.connected(name)
+        self.survey.connected(name)
         return True
 
     async def _enter(self, streams: Sequence[Stream]) -> None:
@@ -295,7 +295,7 @@ class Members:
     def secure(self, name: str, message: SecureMessage) -> None:
         """Take in a device's answer in secure aggregation. Without it, the answer is ignored."""
         try:
-            (self._masked if message.of_statistics else self._secure).answered(name, message)
+            (self.survey if message.of_statistics else self._secure).answered(name, message)
         except UpdateRefused as refusal:
             if self._is_written(name, str(refusal)):
                 LOG.warning("%s takes no part in secure aggregation: %s", name, refusal, extra={"device": name})
@@ -344,7 +344,7 @@ class Members:
         self._state.activity.enter(name, DeviceStage.ABSENT, reason)
         await self.expel(name)
         self._secure.drop(name, reason)
-        self._masked.drop(name, reason)
+        self.survey.drop(name, reason)
 
     async def expel(self, name: str) -> None:
         """Continue the round without a revoked device, and remove its update from the inbox. The caller must have the turn."""

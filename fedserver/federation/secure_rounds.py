@@ -9,20 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attune.common.config import PrivacySettings
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMessage
-from attune.common.faults import SERVER, fail_at
 from attune.common.text import listed
 from attune.fedserver.core.messages import Attempted, OrderId, Record
 from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
-from attune.fedserver.federation.steps import Turns
-from attune.fedserver.federation.streams import Streams
+from attune.fedserver.federation.federation_state import FederationState
 
 if TYPE_CHECKING:
-    from attune.fedserver.core.collector import Collector, Unmasking
+    from attune.fedserver.core.collector import Unmasking
 
 LOG = logging.getLogger("fedserver")
 ATTEMPTS = 3  # of a process, before a round ends without a sum
@@ -59,27 +57,18 @@ class SecureRounds:
     """The exchanges of the round that is being closed.
 
     Args:
-        privacy: The section [privacy]. Without secure aggregation all of this does nothing.
-        federation: The federation, as in the plan.
-        streams: Streams of the devices.
-        turns: The queue of steps.
+        state: The federation. Without privacy.secure_aggregation all of this does nothing.
+        name: Its name, as in the plan.
         handle: Tells the round which attempt is made, and its survivors once they are fixed. It is durable then.
         account: The fleet's account of waits.
     """
 
-    def __init__(
-        self,
-        privacy: PrivacySettings,
-        federation: str,
-        streams: Streams,
-        turns: Turns,
-        handle: Handle,
-        account: ExchangeAccount,
-    ) -> None:
+    def __init__(self, state: FederationState, name: str, handle: Handle, account: ExchangeAccount) -> None:
+        privacy, streams = state.settings.privacy, state.streams
         self.on, self._minimum, self._wait_s = privacy.secure_aggregation, privacy.secure_devices, privacy.secure_wait_s
         self.clip = privacy.secure_clip
-        self._federation, self._spare, self._same_cohort = federation, privacy.secure_spare, privacy.same_cohort
-        self._clock, self._turns, self._handle = account.clock, turns, handle
+        self._federation, self._spare, self._same_cohort = name, privacy.secure_spare, privacy.same_cohort
+        self._clock, self._turns, self._handle = account.clock, state.turns, handle
         self._exchanger = Exchanger(lambda name, message: streams.send(name, message), account)
 
     @property
@@ -107,8 +96,8 @@ class SecureRounds:
                 await self._note(attempt)
             occasion = Occasion(self._federation, run, number, attempt)
             try:
-                collector = self._exchanger.collector = Collector(occasion, orders, rule, fixed)
-                unmasking = await self._carry_out(collector)
+                collector = Collector(occasion, orders, rule, fixed)
+                unmasking = await self._exchanger.carried_out(collector, self._wait_s, number, partial(self._note, attempt))
             except UpdateRefused as refusal:
                 why = str(refusal)
                 LOG.warning("round %d, attempt %d: %s", number, attempt, why)
@@ -126,19 +115,6 @@ class SecureRounds:
             finally:
                 self._exchanger.collector = None
         return UnmaskedSum(refused=why, bound=bound)
-
-    async def _carry_out(self, collector: Collector) -> Unmasking:
-        while True:
-            await self._exchanger.answers(self._wait_s)
-            exchange = collector.exchange
-            if exchange == "unmasking":
-                unmasking = collector.unmasking()
-                fail_at(SERVER, collector.occasion.round, "secure-unmasking")
-                return unmasking
-            collector.advance()
-            if exchange == "masked":
-                await self._note(collector.occasion.attempt, collector.fixed)
-            fail_at(SERVER, collector.occasion.round, f"secure-{exchange}")
 
     async def _note(self, attempt: int, fixed: FixedSurvivors | None = None, cohort: tuple[str, ...] = ()) -> None:
         if fixed is not None and self._same_cohort:

@@ -11,14 +11,14 @@ import pytest
 import attune
 from attune.common.errors import UpdateRefused
 from attune.common.metrics import LARGEST, LARGEST_GAIN, METRICS, RIVALS, WIDE, read_metrics
-from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
+from attune.common.site_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.features.pictures import plots
 from attune.features.web.pages import of_home
 from attune.features.web.parts import parts
 from attune.features.web.prometheus import exposition
 from attune.fedserver.core.fleet_verdict import fleet_verdicts
 from attune.fedserver.home import ServerHome
-from attune.fedserver.surveys.noisy_fleet import noisy_fleet
+from attune.fedserver.surveys.answers import noisy_fleet
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.homes import status_of
 from tests.e2e.harness import tabular_shard

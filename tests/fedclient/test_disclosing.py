@@ -15,9 +15,8 @@ from attune.common.config import PrivacySettings, TrainSettings
 from attune.common.errors import SettingError
 from attune.common.exchange.messages import Description, StatisticsReport, StatisticsRequest, Welcome
 from attune.common.plan import ModelSpec, Plan, Profile
-from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.common.protocol import DESCRIPTION
-from attune.common.site_statistics import SiteSums
+from attune.common.site_statistics import NoisyColumn, NoisyLayout, NoisySums, SiteSums
 from attune.common.text import from_json
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of

@@ -47,7 +47,7 @@ def test_the_plan_folds_the_targets_of_all_devices() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"task": "classes"}, "declares the task classes with sums"),
+        ({"task": "classes"}, "declares sums of targets that its shard cannot have"),
         ({"targets": Columns(9, [5.0], [40.0])}, "sums of targets that its shard cannot have"),
         ({"targets": Columns(10, [5.0, 1.0], [40.0, 1.0])}, "cannot have"),
         ({"targets": Columns(10, [1e200], [40.0])}, "cannot have"),

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -26,7 +27,8 @@ class Site(Accounted):
         super().__init__(NAMES)
         self.cohort, self.silent = Cohort(), silent or {}
         self.asked: list[tuple[str, str]] = []
-        self.rounds = SecureRounds(privacy, FEDERATION, self, self.turns, self.note, self.account)  # type: ignore[arg-type]
+        state = SimpleNamespace(settings=SimpleNamespace(privacy=privacy), streams=self, turns=self.turns)
+        self.rounds = SecureRounds(cast(Any, state), FEDERATION, self.note, self.account)
 
     def send(self, name: str, message: SecureMessage) -> None:
         """Take the place of `Streams.send`: the device answers in the next step of the loop."""

@@ -18,20 +18,12 @@ from attune.common.secure.masked_sums import added, packed
 from attune.common.site_statistics import Centre, ColumnSketch, SiteSketches, bucket_value
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.data.site_sums import site_sketches, site_sums, sketch_of
-from attune.fedclient.masked_disclosing import slots_of
+from attune.fedclient.data.site_sums import site_sketches, site_sums, sketch_of, slots_of
 from attune.fedclient.read_options import ReadOptions
-from attune.fedserver.surveys.fleet_statistics import (
-    FleetStatistics,
-    centres_of,
-    check_sketches,
-    check_sums,
-    fleet_statistics,
-    survival_columns,
-)
+from attune.fedserver.surveys.answers import KeptSum, SumReader, centres_of, check_sketches, check_sums, clear_fleet
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.fedserver.surveys.kaplan_meier import KaplanMeier, kaplan_meier
-from attune.fedserver.surveys.masked_statistics import KeptSum, SumReader, layout_of
-from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
+from attune.fedserver.surveys.layouts import Asks, masked_layout, noisy_layout, survival_columns
 from attune.fedserver.view.statistics_page import lines_of, write_page
 
 SURVIVAL = ReadOptions.of(task="survival")
@@ -60,7 +52,7 @@ def surveyed(sites: Sequence[Rows]) -> tuple[FleetStatistics, Centre | None]:
     for name in shards:
         check_sums(sums[name], profiles[name])
         check_sketches(sketches[name], sums[name], centres, pair)
-    return fleet_statistics(sums, sketches, profiles, {}), centres.get("time time")
+    return clear_fleet(sums, sketches, profiles, {}), centres.get("time time")
 
 
 def bounds(joined: Rows, found: KaplanMeier, error: Sequence[float]) -> list[tuple[float, float]]:
@@ -171,7 +163,9 @@ def test_a_device_that_counts_more_events_than_rows_is_refused() -> None:
 def test_a_masked_sum_has_the_same_survival_by_the_rules_of_its_histograms() -> None:
     sites = [cohort(site) for site in range(6)]
     shards = shards_of(sites)
-    layout, without = layout_of("fed", {name: shard.profile() for name, shard in shards.items()}, ())
+    layout, without = masked_layout(
+        Asks("fed", PrivacySettings(), DataSettings()), {name: shard.profile() for name, shard in shards.items()}, ()
+    )
     assert without == {} and list(layout.columns) == ["column 1", "time time", "event event"]
     assert layout.features == ["column 1"] and layout.targets == []
     number = bytes(layout.size)
@@ -191,7 +185,7 @@ def test_a_masked_sum_has_the_same_survival_by_the_rules_of_its_histograms() -> 
 def test_noise_on_the_devices_names_survival_as_withheld() -> None:
     profile = shards_of([cohort(0)])["d0"].profile()
     privacy = PrivacySettings(unit="example", noise=1.0, statistics_epsilon=1.0, ranges=[(0.0, 1.0)])
-    layout, withheld = NoisyQuestions("fed", privacy, DataSettings()).layout({"a": profile}, ())
+    layout, withheld = noisy_layout(Asks("fed", privacy, DataSettings()), {"a": profile}, ())
     assert list(layout.columns) == ["column 1"] and "survival cannot be trained with noise" in withheld["survival"]
 
 

@@ -5,14 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors
-from attune.common.plan import Profile
+from attune.common.plan import DataSettings, Profile
 from attune.common.schema import Column, Schema
-from attune.common.secure.masked_sums import MaskedLayout, added, packed
-from attune.common.site_statistics import BUCKETS, Centre
-from attune.fedserver.surveys.masked_statistics import KeptSum, SumReader, layout_of
+from attune.common.secure.masked_sums import added, packed
+from attune.common.site_statistics import BUCKETS, Centre, MaskedLayout
+from attune.fedserver.surveys.answers import KeptSum, SumReader
+from attune.fedserver.surveys.layouts import Asks, masked_layout
 
+ASKS = Asks("fed", PrivacySettings(), DataSettings())
 SCHEMA = Schema.of({"age": Column("number", range=(0.0, 100.0)), "dose": Column("number"), "ill": Column("label")})
 
 
@@ -22,28 +25,28 @@ def profile(**said: Any) -> Profile:
 
 
 def test_a_layout_has_what_all_devices_have() -> None:
-    layout, without = layout_of("fed", {"a": profile(schema=SCHEMA), "b": profile(schema=SCHEMA)}, ())
+    layout, without = masked_layout(ASKS, {"a": profile(schema=SCHEMA), "b": profile(schema=SCHEMA)}, ())
     assert layout == MaskedLayout("fed", {"age": Centre(50.0, 25.0), "dose": Centre(0.0, 1.0)}, ["no", "yes"], ["age", "dose"])
     assert without == {}
 
 
 def test_devices_that_differ_leave_their_slots_or_the_sum() -> None:
     odd = profile(column_names=["age"], shape=(1,), labels=["yes"])
-    layout, without = layout_of("fed", {"a": profile(), "b": profile(), "c": odd}, ())
+    layout, without = masked_layout(ASKS, {"a": profile(), "b": profile(), "c": odd}, ())
     assert without == {"c": "it has no column 'dose' of the masked sum"}
     assert layout.classes == ["no", "yes"] and layout.features == ["age", "dose"]
-    layout, without = layout_of("fed", {"a": profile(), "b": profile(), "c": odd}, ["age"])
+    layout, without = masked_layout(ASKS, {"a": profile(), "b": profile(), "c": odd}, ["age"])
     assert without == {} and layout.columns.keys() == {"age"}
     assert layout.classes == [], "from the number of samples, which is public, the count of the one class would follow"
     assert layout.features == []
 
 
 def test_targets_and_too_many_columns() -> None:
-    layout, _ = layout_of("fed", {"a": profile(task="regression", labels=["cost"])}, ())
+    layout, _ = masked_layout(ASKS, {"a": profile(task="regression", labels=["cost"])}, ())
     assert (layout.targets, layout.classes, list(layout.columns)) == (["cost"], [], ["age", "dose", "target cost"])
     wide = profile(shape=(257,), column_names=[])
     with pytest.raises(SettingError, match="ask for at most 256"):
-        layout_of("fed", {"a": wide}, ())
+        masked_layout(ASKS, {"a": wide}, ())
 
 
 def kept(layout: MaskedLayout, *sites: list[int | float]) -> KeptSum:
@@ -77,7 +80,7 @@ def test_moments_are_read_out_by_hand() -> None:
 
 
 def test_fewer_than_ten_rows_are_withheld() -> None:
-    report = SumReader(kept(LAYOUT, site([1, 2, 3]), site([4, 8]))).statistics((), {})
+    report = SumReader(kept(LAYOUT, site([1, 2, 3], 3), site([4, 8], 3))).statistics((), {})
     assert report.columns["age"].rows is None and report.columns["age"].mean is None
 
 

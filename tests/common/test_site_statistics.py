@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from attune.common.errors import UpdateRefused
-from attune.common.privacy.noisy_statistics import MOST_PLACES, NoisyColumn, NoisyLayout, NoisySums
+from attune.common.site_statistics import MOST_PLACES, NoisyColumn, NoisyLayout, NoisySums
 
 AGE, SEX = NoisyColumn((0.0, 100.0)), NoisyColumn(values=["f", "m"])
 LAYOUT = NoisyLayout("fed", "example", 1.0, 1e-5, 4.0, {"age": AGE, "sex": SEX}, ["ill", "well"])

@@ -13,15 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.common.errors import UpdateRefused
-from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout
 from attune.common.schema import Column, Schema
-from attune.common.secure.masked_sums import MaskedLayout, packed
-from attune.common.site_statistics import ACCURACY, BUCKETS, NEAREST, Centre, ColumnSums, bucket_value
+from attune.common.secure.masked_sums import packed
+from attune.common.site_statistics import (
+    ACCURACY,
+    BUCKETS,
+    NEAREST,
+    Centre,
+    ColumnSums,
+    MaskedLayout,
+    NoisyColumn,
+    NoisyLayout,
+    bucket_value,
+)
 from attune.fedclient.data.lazy_shard import shard_of
-from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.data.shard import Shard, load_shard
-from attune.fedclient.data.site_sums import column_sums, sketch_of
-from attune.fedclient.masked_disclosing import exact_sum, slots_of, sum_of_squares
+from attune.fedclient.data.site_sums import column_sums, exact_sum, sketch_of, slots_of, sum_of_squares, unit_sums
 from attune.fedclient.read_options import ReadOptions
 
 SCHEMA = Schema.of(

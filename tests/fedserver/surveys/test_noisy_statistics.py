@@ -12,14 +12,15 @@ import pytest
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
 from attune.common.plan import DataSettings, Profile
-from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.common.schema import Column, Schema
+from attune.common.site_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.fedclient.data.lazy_shard import shard_of
-from attune.fedclient.data.noisy_sums import unit_sums
+from attune.fedclient.data.site_sums import unit_sums
 from attune.fedclient.work.private.ledger import PrivacyLedger
 from attune.fedclient.work.private.private_learning import released
+from attune.fedserver.surveys.answers import noisy_fleet
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
-from attune.fedserver.surveys.noisy_fleet import NoisyQuestions, noisy_fleet
+from attune.fedserver.surveys.layouts import Asks, noisy_layout
 from attune.fedserver.view.statistics_page import lines_of, write_page
 
 SITES, ROWS = 20, 400
@@ -126,9 +127,9 @@ def test_fewer_than_five_devices_show_nothing() -> None:
     assert seen.without == {"d9": "no"} and seen.withheld == {"born": "no range"}
 
 
-def questions(schema: Schema | None, classes: list[Any] | None = None, **privacy: Any) -> NoisyQuestions:
+def questions(schema: Schema | None, classes: list[Any] | None = None, **privacy: Any) -> Asks:
     asked = PrivacySettings(unit="example", epsilon=4.0, statistics_epsilon=1.0, **privacy)
-    return NoisyQuestions("fed", asked, DataSettings(columns=dict(schema.columns) if schema else {}, classes=classes or []))
+    return Asks("fed", asked, DataSettings(columns=dict(schema.columns) if schema else {}, classes=classes or []))
 
 
 def profile(schema: Any = msgspec.UNSET, **said: Any) -> Profile:
@@ -139,31 +140,33 @@ def profile(schema: Any = msgspec.UNSET, **said: Any) -> Profile:
 @pytest.mark.parametrize("declared", ["by the operator", "by the devices"])
 def test_the_layout_is_what_the_schema_declares(declared: str) -> None:
     asks = questions(SCHEMA if declared == "by the operator" else None, ["no", "yes"])
-    layout, withheld = asks.layout({"a": profile(SCHEMA), "b": profile(SCHEMA)}, [])
+    layout, withheld = noisy_layout(asks, {"a": profile(SCHEMA), "b": profile(SCHEMA)}, [])
     assert layout.columns == {"age": NoisyColumn((0.0, 100.0)), "sex": NoisyColumn(values=["f", "m"])}
     assert (layout.classes, layout.epsilon, layout.budget) == (["no", "yes"], 1.0, 4.0)
     assert "range" in withheld["born"] and "differences between sites" in withheld and "ill" not in withheld
-    assert asks.layout({"b": profile(SCHEMA)}, [])[0] == layout  # other devices: the question is the same, and costs nothing
-    assert list(asks.layout({"b": profile(SCHEMA)}, ["sex"])[0].columns) == ["sex"]
+    assert (
+        noisy_layout(asks, {"b": profile(SCHEMA)}, [])[0] == layout
+    )  # other devices: the question is the same, and costs nothing
+    assert list(noisy_layout(asks, {"b": profile(SCHEMA)}, ["sex"])[0].columns) == ["sex"]
     for column in ("born", "height"):
         with pytest.raises(SettingError, match=f"'{column}' has no noisy statistics"):
-            asks.layout({"a": profile(SCHEMA)}, [column])
+            noisy_layout(asks, {"a": profile(SCHEMA)}, [column])
 
 
 def test_without_a_schema_the_ranges_of_the_settings_count() -> None:
     asks = questions(None, ranges=[(0.0, 9.0)])
-    layout, withheld = asks.layout({"a": profile(), "b": profile()}, [])
+    layout, withheld = noisy_layout(asks, {"a": profile(), "b": profile()}, [])
     assert layout.columns == {"age": NoisyColumn((0.0, 9.0)), "dose": NoisyColumn((0.0, 9.0))}
     assert layout.classes == [] and "data.classes" in withheld["classes"]
     with pytest.raises(SettingError, match="has 3 ranges, and the data have 2 columns"):
-        questions(None, ranges=[(0.0, 9.0)] * 3).layout({"a": profile()}, [])
+        noisy_layout(questions(None, ranges=[(0.0, 9.0)] * 3), {"a": profile()}, [])
     with pytest.raises(SettingError, match="nothing to ask for with noise"):
-        questions(None).layout({"a": profile(), "b": profile()}, [])
+        noisy_layout(questions(None), {"a": profile(), "b": profile()}, [])
 
 
 def test_targets_have_ranges_of_their_own() -> None:
     scored = Profile("tabular", (2,), ["pain"], 10, 2, column_names=["age", "dose"], task="regression")
-    layout, withheld = questions(None, target_ranges=[(0.0, 10.0)]).layout({"a": scored, "b": scored}, [])
+    layout, withheld = noisy_layout(questions(None, target_ranges=[(0.0, 10.0)]), {"a": scored, "b": scored}, [])
     assert layout.columns == {"target pain": NoisyColumn((0.0, 10.0))} and layout.classes == []
     assert {"age", "dose"} <= withheld.keys()
 

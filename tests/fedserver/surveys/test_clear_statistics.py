@@ -11,14 +11,9 @@ from attune.common.errors import UpdateRefused
 from attune.common.plan import Profile
 from attune.common.site_statistics import ColumnSketch, ColumnSums, SiteSketches, SiteSums
 from attune.fedclient.data.site_sums import column_sums, sketch_of
-from attune.fedserver.surveys.fleet_statistics import (
-    FleetStatistics,
-    centres_of,
-    check_sketches,
-    check_sums,
-    columns_of,
-    fleet_statistics,
-)
+from attune.fedserver.surveys.answers import centres_of, check_sketches, check_sums, clear_fleet
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
+from attune.fedserver.surveys.layouts import columns_of
 
 Table = npt.NDArray[np.float64]
 PROFILE = Profile("tabular", (2,), ["no", "yes"], 30, 10, column_names=["age", "dose"])
@@ -42,7 +37,7 @@ def surveyed(sites: Sequence[Table], classes: Sequence[Sequence[int]] | None = N
         f"d{number}": SiteSketches({name: sketch_of(table[:, place], centres[name]) for place, name in enumerate(centres)})
         for number, table in enumerate(sites)
     }
-    return fleet_statistics(sums, sketches, dict.fromkeys(sums, PROFILE), {})
+    return clear_fleet(sums, sketches, dict.fromkeys(sums, PROFILE), {})
 
 
 def test_twenty_sites_agree_with_numpy_on_the_joined_tables() -> None:
@@ -99,7 +94,7 @@ def test_each_bin_of_a_histogram_has_enough_rows_and_devices() -> None:
 def test_rare_classes_are_withheld_and_do_not_follow_from_the_rest() -> None:
     three = msgspec.structs.replace(PROFILE, labels=["no", "yes", "rare"])
     sums = {f"d{number}": SiteSums(40, {}, [25, 14, 1]) for number in range(6)}
-    found = fleet_statistics(sums, {}, dict.fromkeys(sums, three), {})
+    found = clear_fleet(sums, {}, dict.fromkeys(sums, three), {})
     assert found.classes == {"no": 150, "yes": None, "rare": None}
 
 
