@@ -40,6 +40,8 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_KEPT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Yes = Annotated[int, msgspec.Meta(ge=0, le=1)]
 _NAME, _LONGEST = re.compile(r"[a-z0-9][a-z0-9-]*"), 32
+FALSE_RATES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # at which sensitivities are reported
+Sensitivities = Annotated[tuple[Share, ...], msgspec.Meta(min_length=len(FALSE_RATES), max_length=len(FALSE_RATES))]
 FittedName = Annotated[str, msgspec.Meta(pattern=f"^{_NAME.pattern}$", max_length=_LONGEST)]  # of a model that a device fits
 
 
@@ -92,6 +94,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         fitted: Weights among themselves of the models that the device fits alone, by its own samples. The server makes a prior
             for other devices of them. No view shows them.
+        roc: Sensitivities of what is kept and of ordinary models alone, at the false positive rates FALSE_RATES of this device.
     """
 
     loss: Finite | None = None
@@ -157,6 +160,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes_up: Count | None = None
     bytes_down: Count | None = None
     fitted: Annotated[dict[FittedName, Share], msgspec.Meta(max_length=32)] = {}
+    roc: dict[Literal["kept", "alone"], Sensitivities] = {}
 
     @property
     def likelihoods(self) -> dict[Choice, float]:

@@ -200,6 +200,12 @@ def check_variant(name: str, known: Collection[str]) -> None:
         raise SettingError(f"this federation has no variant {clean(name, 40)!r} of its model: {has} (fedclient --variant)")
 
 
+ONE_MEAN = (
+    "masked sums (privacy.secure_aggregation) give of a score its mean by samples alone: AUROCs with their intervals and tests "
+    "come from evaluations, which leave each site unmasked (fedclient --metrics none sends none), and no ROC curves are sent"
+)
+
+
 def standardisation(plan: Plan) -> str:
     """Return in one line by what features and targets are standardised, and why; empty for other data."""
     scales: dict[str, Scale | None] = {"features": plan.scale} if plan.model.kind in ("series", "tabular") else {}
@@ -223,7 +229,8 @@ def closed_form_words(plan: Plan) -> str:
 
 def score_words(plan: Plan) -> str:
     """Return in one line that models are scored by AUROC, and why; empty: they are not."""
-    return f"models are scored by AUROC: {plan.rare or 'train.score says so'}" if plan.score else ""
+    masked = f"; {ONE_MEAN}" if plan.one_sum else ""
+    return f"models are scored by AUROC: {plan.rare or 'train.score says so'}{masked}" if plan.score else ""
 
 
 def _way(plan: Plan, what: str, scale: Scale | None) -> str:

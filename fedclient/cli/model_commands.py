@@ -187,6 +187,45 @@ class PredictionLines:
 
 
 @click.command()
+@click.option(
+    "--data", type=PATH, required=True, metavar="NEW", help="Labelled new samples, read as a shard is; all of them count."
+)
+@click.option(
+    "--reference", type=PATH, metavar="SHARD", help="Shard whose test part tells the error so far (default: the device's)."
+)
+@click.option(
+    "--tolerance", type=click.FloatRange(0, 0.9), default=0.0, show_default=True,
+    help="By how much the error may rise above the bound of the error so far.",
+)  # fmt: skip
+@model_place
+@table_options
+@allow_model_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def watch(
+    data: Path,
+    reference: Path | None,
+    tolerance: float,
+    place: ModelPlace,
+    allow_models: tuple[str, ...],
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Say whether the finished model is wrong more often than it was, by new samples; call it daily.
+
+    Each sample counts once, so a file may grow or be given again. Nothing leaves the device.
+    """
+    table = read_options(given)
+    from attune.fedclient.data import findings
+    from attune.fedclient.model.drift import watch_new
+
+    with findings.heard() as strange:
+        known = watch_new(place.home_of(None), data, tolerance, reference, table, allow_models)
+    findings.show({"": strange}, err=True)
+    numbers = {name: getattr(known, name) for name in ("samples", "errors", "limit", "counted", "wrong", "looks", "alarm")}
+    click.echo(json.dumps(numbers | {"drift": known.alarm > 0}) if as_json else known.words)
+
+
+@click.command()
 @click.option("--data", type=PATH, required=True, metavar="SHARD", help="Its test part is used.")
 @click.option("--out", type=FOLDER, required=True, help="Folder to write to.")
 @click.option(

@@ -115,7 +115,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 COMMANDS = (
     device_commands.join, device_commands.doctor, device_commands.verify, device_commands.disclosed,
     model_commands.evaluate, model_commands.predict, model_commands.plot, model_commands.export,
-    model_commands.verify_model,
+    model_commands.verify_model, model_commands.watch,
     table_commands.describe, table_commands.shard,
 )  # fmt: skip
 

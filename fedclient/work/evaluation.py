@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import itemgetter
+from typing import Any
 
 import msgspec
 import torch
@@ -19,7 +20,7 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import Hooks
 from attune.fedclient.work import baselines, comparison
-from attune.fedclient.work.auroc import aurocs, compared_areas, has_cases, rarer, threshold_of
+from attune.fedclient.work.auroc import aurocs, compared_areas, has_cases, rarer, sensitivities, threshold_of
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
 from attune.fedclient.work.comparison import Floats
 from attune.fedclient.work.dial import Dialled, Position, dialled
@@ -143,6 +144,7 @@ class Evaluation:
             likelihood_kept = yield from self._scored(blend, candidates, order)
             gained = portfolio.gained if portfolio is not None else None
         blended = (yield from self._blended(list(members.values()))) if members and right else None
+        against: list[dict[str, Any]]
         against = [comparison.compared(right[self.own_choice], right[name], RIVALS[name], data.test_groups) for name in others]
         if right:
             kept = right[self.own_choice] if blended is None else blended
@@ -270,7 +272,7 @@ class Evaluation:
             return None
         return threshold_of((yield from sharing(members, self._data.validation_x)).double().numpy()[:, 1], event_N)
 
-    def _aurocs(self, members: Sequence[Member], judged: baselines.Candidates) -> Jobs[dict[str, float]]:
+    def _aurocs(self, members: Sequence[Member], judged: baselines.Candidates) -> Jobs[dict[str, Any]]:
         """Return the AUROCs of what is kept and of ordinary models alone, with their comparison; empty where there are none.
 
         Where devices are scored by AUROC, the kept and the own model are compared with each rival.
@@ -285,7 +287,10 @@ class Evaluation:
                 share_of[name] = (yield from sharing(some, data.test_x)).double().nan_to_num(0.0).numpy()
         own_NC = share_of[self.own_choice]
         kept_NC = share_of.get("kept", own_NC)
-        numbers = aurocs(kept_NC, share_of.get("alone"), y_N, data.test_groups)
+        numbers: dict[str, Any] = dict(aurocs(kept_NC, share_of.get("alone"), y_N, data.test_groups))
+        if self._ranks_two and not self._plan.one_sum:
+            of_two = {"kept": kept_NC} | ({"alone": share_of["alone"]} if "alone" in share_of else {})
+            numbers["roc"] = {name: sensitivities(share_NC[:, 1], y_N == 1) for name, share_NC in of_two.items()}
         if self.is_ranked:
             for name, (mine_NC, rivals) in product(others, ((own_NC, RIVALS), (kept_NC, KEPT_RIVALS))):
                 numbers |= compared_areas(mine_NC[:, 1], share_of[name][:, 1], y_N == 1, rivals[name], data.test_groups)

@@ -65,6 +65,8 @@ class Coordinator:
         self._passed_over = PassedOver(state.storage.ledger, state.troubles)
         self._closer = RoundCloser(state, self._orders, self.secure, self._passed_over, self._follow)
         self._timer: asyncio.TimerHandle | None = None
+        self._one_owner = one_owner
+        self._told: dict[int, dict[str, str]] = {}  # the round after which it is true -> what each site is worth
 
     async def start(self) -> None:
         """Continue the step at which the last process stopped. Errors are those of `FederationState.restore` and `resume`."""
@@ -150,7 +152,7 @@ class Coordinator:
                 case events.GoBack(number):
                     state.turns.start(self._closer.close(number, frozenset(), effect))
                 case events.FinishDevices(devices):
-                    self._finish(devices)
+                    await self._finish(devices)
                 case events.PassOver(devices, work):
                     await self._passed_over.pass_over(devices, work)
                 case events.AskAgain(devices, work):
@@ -160,14 +162,27 @@ class Coordinator:
         self._set_timer()
         return counts
 
-    def _finish(self, devices: Iterable[str]) -> None:
+    async def _finish(self, devices: Iterable[str]) -> None:
         if self.state.settings.until is not None:
             return  # not all runs of a race are over
         record, rounds = self.state.round.record, self.state.settings.round.rounds
+        over, worths = f"all {record.last or rounds} rounds are done" if rounds else "evaluated", await self._worths()
         for name in devices:
-            self.state.streams.send(name, Farewell(f"all {record.last or rounds} rounds are done" if rounds else "evaluated"))
+            self.state.streams.send(name, Farewell("; ".join([over, *filter(None, [worths.get(name)])])))
         if record.phase is events.Phase.DONE:
             self.finished.set()  # else newcomers are given rounds of their own first
+
+    async def _worths(self) -> dict[str, str]:
+        """Return what each site is told of its worth to the others: the same until another round is closed."""
+        if self._one_owner or (record := self.state.round.record).phase is not events.Phase.DONE:
+            return {}
+        if record.round not in self._told:
+            try:
+                self._told = {record.round: await self.state.lab.worths()}
+            except AttuneError as error:
+                LOG.warning("no site is told what it is worth to the others: %s", error)
+                self._told = {record.round: {}}
+        return self._told[record.round]
 
     async def _fail(self, error: Exception) -> None:
         """Record that the step failed. The status has the reason, and a restart tries the same step again.

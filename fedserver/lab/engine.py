@@ -139,7 +139,7 @@ class Engine:
 
     def serve_again(self, clients: Sequence[str], founders: Collection[str], solved: bool, version: int) -> Served:
         """Return what clients were served of an earlier state; of the present one if that state is not known any more."""
-        slots, refused = earlier_slots(self._slots(), self._recipes, self._closed, version, self._blobs)
+        slots, refused = earlier_slots(self.slots(), self._recipes, self._closed, version, self._blobs)
         if refused:
             return self.serve(clients, founders, solved)
         earlier = Engine(self._plan, slots, self._blobs, version, served=self._served.store, variants=self.groups.variants)
@@ -243,7 +243,7 @@ class Engine:
 
     def go_back(self, to: int) -> RoundOutcome:
         """Stage the state after the round `to` as the next one, as the port."""
-        closing, present = self._take_back(), self._slots()
+        closing, present = self._take_back(), self.slots()
         slots, refused = earlier_slots(present, self._recipes, self._closed, to, self._blobs)
         stage_earlier({name: group.vault for name, group in self.groups.by_name.items()}, present, slots)
         return self._unaggregated(closing, refused)
@@ -260,7 +260,8 @@ class Engine:
         self._note_recipe(closing, None, {}, [])
         return RoundOutcome({}, self.staged_slots(), refused=refused)
 
-    def _slots(self) -> list[Slot]:
+    def slots(self) -> list[Slot]:
+        """Return the slots of the present state."""
         return [slot for group in self.groups for slot in group.vault.slots()]
 
     def _note_recipe(
@@ -394,6 +395,6 @@ class Engine:
         if not (dropped := [recipe for recipe in self._recipes if recipe.round <= last]):
             return
         self._recipes = [recipe for recipe in self._recipes if recipe.round > last]
-        kept = {slot.file for slot in kept_slots(self._slots(), self._recipes)}
+        kept = {slot.file for slot in kept_slots(self.slots(), self._recipes)}
         self._blobs.remove([recipe.name for recipe in reversed(dropped)])
         self._blobs.remove([blob_of(slot).name for slot in kept_slots((), dropped) if slot.file not in kept])

@@ -195,6 +195,15 @@ class ThreadLab:
         """Make the outcome the present state, after its commit. What was generated for `holders` stays for their orders."""
         await self._executors.worker(self._started.settle, holders)
 
+    async def worths(self) -> dict[str, str]:
+        """Return what each site is told of its worth to the others, by name; empty where nothing can be said."""
+        return await self._executors.worker(self._worths)
+
+    def _worths(self) -> dict[str, str]:
+        from attune.fedserver.lab.worth import words_for_sites
+
+        return words_for_sites(self._started.slots(), self._blobs)
+
     async def forget(self, oldest: int) -> None:
         """Remove the states before that after the round `oldest`, to which the federation does not go back any more.
 

@@ -17,13 +17,15 @@ from attune.common import homes
 from attune.common.durable import PUBLIC, check_file, write_file
 from attune.common.errors import NoModel
 from attune.common.metrics import METRICS
-from attune.common.plan import Plan, run_name
+from attune.common.plan import ONE_MEAN, Plan, run_name
 from attune.common.statistics import RIVAL_WORDS, interval_of, strongest
 from attune.common.text import clean, listed
+from attune.fedserver.core.accuracy import comparisons
 from attune.fedserver.core.fleet_verdict import FOR_INTERVAL, FOR_PREDICTION
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.homes import status_of
+from attune.fedserver.view.roc_picture import roc_picture
 from attune.fedserver.view.status import SENT_WORDS, sent_words, spent_words
 
 LONGEST = 400  # characters of a text that is not this program's own
@@ -47,6 +49,8 @@ p, li { max-width: 46rem; } .soft { color: var(--soft); } .answer { font-size: 1
 th, td { padding: .25rem .8rem .25rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 svg { width: 100%; max-width: 46rem; height: auto; } svg text { font: 13px system-ui, sans-serif; fill: var(--ink); }
 svg .axis { stroke: var(--line); } svg .better { stroke: var(--up); fill: var(--up); }
+svg path.axis, svg .kept, svg .alone { fill: none; } svg .kept { stroke: var(--up); } .roc { max-width: 26rem; }
+svg .alone { stroke: var(--soft); stroke-dasharray: 6 4; } svg .mean { stroke-width: 3; } svg .site { opacity: .4; }
 svg .worse { stroke: var(--down); fill: var(--down); } svg .unclear { stroke: var(--soft); fill: var(--soft); }
 @media (max-width: 40rem) { body { font-size: 15px; padding: 1rem .7rem; } th, td { padding-right: .5rem; } }
 @media print {
@@ -107,7 +111,7 @@ def page_of(snapshot: Snapshot, status: Mapping[str, Any], question: str = "") -
     )
     bodies = {
         "The answer": _answer(status),
-        "The sites": _sites(status, plan),
+        "The sites": _sites(status, plan) + _curves(snapshot, status),
         "What cannot be said, and why": _items(_limits(status, plan)),
         "What left the sites": _left(snapshot, plan),
         "What was spent": _items(spent_words(status)),
@@ -191,6 +195,12 @@ def _with(value: float | None, between: tuple[float, float] | None = None, form:
     return f"{value:{form}}" + ("" if between is None else f" ({between[0]:{form}} to {between[1]:{form}})")
 
 
+def _curves(snapshot: Snapshot, status: Mapping[str, Any]) -> str:
+    """Draw the ROC curves of the sites whose AUROC the page has."""
+    ranked = {client["name"] for client in status["clients"] if client.get("auroc_kept") is not None}
+    return roc_picture(row for name, row in comparisons(snapshot.rows).items() if name in ranked)
+
+
 ROW, LEFT, WIDTH = 24, 190, 520  # of the picture: height of a row, width of names, width of the axis
 MOST_DRAWN = 60  # sites; of more the table alone
 
@@ -241,6 +251,8 @@ def _limits(status: Mapping[str, Any], plan: Plan) -> Iterator[str]:
             yield f"{listed(names)}: {words}."
     if names := status["no_better_than_constant"]:
         yield f"{listed(names)}: the model is no better than always giving the most frequent answer."
+    if plan.one_sum and plan.task == "classes" and len(plan.classes) == 2:
+        yield f"How sites' ROC curves lie: {ONE_MEAN}."
     over = status.get("auroc") or {}
     sites = over.get("sites", sum(strongest(client) is not None for client in status["clients"]))
     if sites < FOR_INTERVAL:

@@ -32,7 +32,6 @@ from attune.fedserver.ports.ledger import Certificate, Snapshot
 
 ROUNDING = 1e-6  # of a reported epsilon
 OF_ORDERS = ("Metrics.", "Trouble.")  # fields that answer an order
-NO_WORTH = "with privacy.secure_aggregation the sum without one client would tell what that client has handed in"
 
 
 def privacy_facts(snapshot: Snapshot) -> dict[str, Any] | None:
