@@ -119,6 +119,17 @@ class ConvNetOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     hidden: HiddenWidths = msgspec.field(default_factory=lambda: [120, 84])
 
 
+class UNetOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
+    """Options of the U-Net, which scores every pixel of an image."""
+
+    # Filters of the first level. Each level below has twice as many.
+    width: Count = 8
+    # Levels below the first, each of half the height and width.
+    depth: Annotated[int, msgspec.Meta(ge=1, le=8)] = 3
+    # Normalisation after each convolution: by the batch, or by groups of an image's own filters, as privacy.unit needs.
+    norm: Literal["batch", "group"] = "batch"
+
+
 class LstmOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the stacked LSTM."""
 
