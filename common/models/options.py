@@ -126,8 +126,9 @@ class UNetOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     width: Count = 8
     # Levels below the first, each of half the height and width.
     depth: Annotated[int, msgspec.Meta(ge=1, le=8)] = 3
-    # Normalisation after each convolution: by the batch, or by groups of an image's own filters, as privacy.unit needs.
-    norm: Literal["batch", "group"] = "batch"
+    # Normalisation after each convolution: by groups of an image's own filters, as small batches and privacy.unit need, or by
+    # the batch.
+    norm: Literal["group", "batch"] = "group"
 
 
 class LstmOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):

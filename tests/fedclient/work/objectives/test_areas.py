@@ -18,7 +18,7 @@ SAID = torch.tensor([[[0, 0, 0], [0, 1, 1]], [[2, 0, 1], [0, 0, 0]], [[0, 0, 0],
 
 
 def test_dice_and_iou_by_hand():
-    """Image 1: 2 of 3 pixels found: 4/5, 2/3. Image 2: half of class 2, and a class 1 that is not there: (2/3 + 0)/2, (1/2 + 0)/2.
+    """In image 1, 2 of 3 pixels are right: 4/5, 2/3. In image 2 half of class 2, and a class 1 is not there: (2/3 + 0)/2, 1/4.
 
     Image 3 is empty and nothing was found: 1. Image 4 is empty and a pixel was found: 0.
     """
