@@ -66,8 +66,12 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # held-out share. `--method auto` sets this. none: no round.
     score_after: tuple[Count, ...] | msgspec.UnsetType = msgspec.UNSET
 
-    # What verdicts of two classes show. none or auto: auroc where one class has less than 20 % at most devices, else accuracy.
-    score: Literal["auto", "accuracy", "auroc"] | msgspec.UnsetType = msgspec.UNSET
+    # What verdicts of classes show. none or auto: of two classes auroc where one has less than 20 % at most devices; of pixels
+    # dice; else accuracy.
+    score: Literal["auto", "accuracy", "auroc", "dice", "iou"] | msgspec.UnsetType = msgspec.UNSET
+    # What training on images with a label for every pixel minimises. dice: cross-entropy plus 1 minus the soft Dice of each
+    # image. none: cross-entropy.
+    loss: Literal["cross-entropy", "dice"] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def scored_rounds(self) -> tuple[int, ...]:

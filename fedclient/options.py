@@ -104,10 +104,12 @@ class DeviceOptions:
         """True if ordinary models are fitted on this device's samples alone."""
         return "alone" in (self.baseline or DEFAULT_BASELINE)
 
-    @property
-    def trains_local(self) -> bool:
-        """True if a network is trained on this device alone, beside that of the method."""
-        return "local" in (self.baseline or DEFAULT_BASELINE)
+    def trains_local(self, plan: Plan) -> bool:
+        """Return whether a network is trained on this device alone, beside that of the method.
+
+        Of pixels there are no ordinary models, so this network is what the device could do alone.
+        """
+        return "local" in (self.baseline or DEFAULT_BASELINE) or (self.fits_alone and plan.model.labels_pixels)
 
     def against_alone(self, plan: Plan) -> str:
         """Return why no ordinary models are fitted on this device in this federation, as a line for people; empty: they are."""
@@ -116,7 +118,8 @@ class DeviceOptions:
         if not plan.portfolio:
             return "no ordinary models are fitted for comparison: the server's version does not know them"
         if plan.model.per_position:
-            return "no ordinary models are fitted for comparison: they know no labels for positions"
+            instead = "; the same network, trained here alone, takes their place" if plan.model.labels_pixels else ""
+            return f"no ordinary models are fitted for comparison: they know no labels for positions{instead}"
         if plan.model.kind == "tokens" and not plan.model.body_digest:
             return "no ordinary models are fitted for comparison: they need features of tokens, from a model with a frozen body"
         if self.hooks.evaluate is not None:

@@ -111,7 +111,7 @@ def _check_scores(spec: ModelSpec, model: nn.Module, method: Method, head: str |
         if handle is not None:
             handle.remove()
     logits = logits_of(output, model)
-    wanted = (*((SAMPLES, spec.shape[0]) if spec.per_position else (SAMPLES,)), spec.classes)
+    wanted = (SAMPLES, *spec.positions, spec.classes)
     if tuple(logits.shape) != wanted:
         sample_or_position = "position" if spec.per_position else "sample"
         raise SettingError(

@@ -119,6 +119,18 @@ class ConvNetOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     hidden: HiddenWidths = msgspec.field(default_factory=lambda: [120, 84])
 
 
+class UNetOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
+    """Options of the U-Net, which scores every pixel of an image."""
+
+    # Filters of the first level. Each level below has twice as many.
+    width: Count = 8
+    # Levels below the first, each of half the height and width.
+    depth: Annotated[int, msgspec.Meta(ge=1, le=8)] = 3
+    # Normalisation after each convolution: by groups of an image's own filters, as small batches and privacy.unit need, or by
+    # the batch.
+    norm: Literal["group", "batch"] = "group"
+
+
 class LstmOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the stacked LSTM."""
 

@@ -21,6 +21,8 @@ from attune.fedclient.cli.shared import ModelPlace, allow_model_option, data_opt
 from attune.fedclient.table_options import mapping_options, read_options, table_options
 
 if TYPE_CHECKING:
+    from attune.fedclient.data.new_samples import NewSamples
+    from attune.fedclient.model.artifact import Model
     from attune.fedclient.model.model_info import ModelInfo
     from attune.fedclient.read_options import ReadOptions
 
@@ -92,7 +94,7 @@ def _evaluate_fleet(
     type=FILE,
     required=True,
     help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B, "
-    "or log hazard. If images were given, their file is the last column.",
+    "or log hazard. If images were given, their file is the last column. Of pixels an .npz with y, the masks (N, H, W).",
 )
 @click.option("--probabilities", is_flag=True, help="Add p(A), the probability of each class or label A.")
 @click.option(
@@ -126,9 +128,15 @@ def predict(
     where = place.home_of(None)
     loaded = Model.load(where.model, allow_models=allow_models)
     info, options, who = loaded.info, ReadOptions.of(**mapping), ", ".join(data)
+    if info.model.labels_pixels != (out.suffix.lower() == ".npz"):
+        form = "an .npz file, for masks" if info.model.labels_pixels else "a CSV file"
+        raise SettingError(f"--out {out}: what this model predicts is written to {form}")
     samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema, options, id_column)
     unseen = f"training here knew no value of {listed(loaded.unseen)}, so they change no prediction"
     findings.show({"": [*samples.notes, *([unseen] if loaded.unseen else [])]}, err=True)
+    if info.model.labels_pixels:
+        write_masks(out, loaded, samples, probabilities, who)
+        return
     labels = loaded.predict(samples.x, who)
     rows = PredictionLines(info, labels, samples.named_by, samples.names)
     if probabilities:
@@ -146,6 +154,22 @@ def predict(
         raise SettingError(f"cannot write {out}: {error.strerror}") from None
     what = "labelled sequences" if info.model.per_position else "labels" if info.task == "classes" else "rows"
     click.echo(f"{len(labels)} {what} in {out}")
+
+
+def write_masks(out: Path, model: Model, samples: NewSamples, probabilities: bool, who: str) -> None:
+    """Write masks as y of a shard, (N, H, W), the files or ids of the images as `names`, and `probabilities` if asked for."""
+    import numpy as np
+
+    from attune.fedclient.data.arrays import write_arrays
+
+    arrays = {"y": np.array(model.predict(samples.x, who))}
+    arrays |= {"names": np.array(samples.names)} if len(samples.names) else {}
+    arrays |= {"probabilities": model.probabilities(samples.x, who)} if probabilities else {}
+    try:
+        write_arrays(out, arrays)
+    except OSError as error:
+        raise SettingError(f"cannot write {out}: {error.strerror}") from None
+    click.echo(f"{len(samples.x)} masks in {out}")
 
 
 @dataclass
@@ -233,10 +257,13 @@ def watch(
     help="A finished model's folder, or a device's home (repeat to compare; default: this shard's).",
 )  # fmt: skip
 @click.option(
-    "--picture", "pictures", multiple=True, type=click.Choice(["rollout", "confusion", "classes", "labels", "predicted"]),
+    "--picture", "pictures", multiple=True,
+    type=click.Choice(["rollout", "confusion", "classes", "masks", "labels", "predicted"]),
     help="Only this picture (may be repeated; default: all that the model has).",
 )  # fmt: skip
-@click.option("--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout on.")
+@click.option(
+    "--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout or masks on."
+)
 @server_option()
 @home_option
 @table_options

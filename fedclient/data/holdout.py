@@ -27,7 +27,12 @@ Indices = npt.NDArray[np.intp]
 
 
 def strata(y: Array, task: TaskName) -> Array:
-    """Return the labels whose proportions `hold_out` keeps: the classes, or zeros, (N,), in tasks without classes."""
+    """Return the labels whose proportions `hold_out` keeps: the classes, or zeros, (N,), in tasks without classes.
+
+    With labels for pixels, (N, H, W), it is whether an image shows more than background, the first label.
+    """
+    if y.ndim > 2 and task == "classes":
+        return np.asarray((y != np.unique(y)[:1]).any(axis=(1, 2)), dtype=np.int64)
     return y if task == "classes" else np.zeros(len(y), dtype=np.int64)
 
 

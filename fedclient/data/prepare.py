@@ -44,8 +44,8 @@ class Prepared:
 
     Attributes:
         train_x: Images (N, C, H, W), series (N, T, C) or tabular (N, F) in float32, or tokens (N, T) in int64.
-        train_y: Indices in the plan's classes, int64: (N,), or (N, T) if every position has a label. In other tasks (N, K)
-            float32.
+        train_y: Indices in the plan's classes, int64: (N,), or (N, T) or (N, H, W) if every position has a label. In other
+            tasks (N, K) float32.
         test_x: Same as `train_x`.
         test_y: Same as `train_y`.
         validation_x: Same as `train_x`, with V samples.
@@ -309,7 +309,7 @@ def check_labelled_alike(shard: Shard, spec: ModelSpec, task: TaskName, classes:
         has, needs = ("every position", "every sample") if shard.per_position else ("every sample", "every position")
         raise ShapeMismatch(
             f"shard {shard.name} has a label for {has}, but the model gives one for {needs}; for every sample y has "
-            "shape (N,), for every position the shape of x, (N, T)"
+            "shape (N,), for every position the shape of x, (N, T), of images without channels, (N, H, W)"
         )
 
 

@@ -36,7 +36,7 @@ class Shard:
 
     Attributes:
         train_x: Images (N, H, W, C), tokens (N, T), series (N, T, C) or tabular (N, F).
-        train_y: (N,) int64 or text; (N, T) for tokens with a label at every position; (N, K) float64 in other tasks.
+        train_y: (N,) int64 or text; (N, T) or (N, H, W) with a label at every position; (N, K) float64 in other tasks.
         test_x, test_y: Same as `train_x` and `train_y`.
         declared_classes: All classes of the federation, if declared; in other tasks the names of the K columns of y.
         vocabulary: Number of tokens; 0 for other kinds.
@@ -78,8 +78,8 @@ class Shard:
 
     @property
     def per_position(self) -> bool:
-        """True if every position of a sequence has a label, not only every sample."""
-        return self.task == "classes" and self.train_y.ndim == 2
+        """True if every position of a sequence or every pixel of an image has a label, not only every sample."""
+        return self.task == "classes" and self.train_y.ndim > 1
 
     @property
     def test_places(self) -> npt.NDArray[np.intp] | None:
@@ -115,7 +115,8 @@ class Shard:
     def described(self) -> str:
         """Kind, shape, labels and number of samples, for people, on one line."""
         profile = self.profile()
-        labels_ = "a label at every position" if self.per_position else f"{len(profile.labels)} {TASKS[self.task].outputs}"
+        at = "pixel" if self.kind == "images" else "position"
+        labels_ = f"a label at every {at}" if self.per_position else f"{len(profile.labels)} {TASKS[self.task].outputs}"
         what = f"{self.kind} of shape {' x '.join(map(str, profile.shape))}, {labels_}"
         return f"{what}, {profile.samples} samples to train and {profile.test_samples} to test"
 
@@ -312,7 +313,7 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, meta: Meta, gap
     where_y = f"y of the {part} part of {path}"
     if meta.task == "classes":
         words = WORDS if meta.missing_words is None else words_of(meta.missing_words)
-        y = labels.plain_labels(y, len(x), where_y, x.shape[1] if kind == "tokens" else 0, words, meta.classes or ())
+        y = labels.plain_labels(y, len(x), where_y, kinds.positions_of(x, kind), words, meta.classes or ())
     else:
         missing = numbers_in(words_of(meta.missing_words or ()))
         y = labels.target_numbers(y, len(x), where_y, meta.task, missing, meta.classes)

@@ -33,6 +33,7 @@ from attune.fedclient.data.prepare import check_columns, check_labelled_alike, p
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser, with_nan
 from attune.fedclient.model.model_info import FORMAT, ModelInfo, guarantee_of
+from attune.fedclient.work.areas import Areas
 from attune.fedclient.work.blend import Member, answers_of, blended_shares
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
@@ -186,7 +187,7 @@ class Model:
         check_installed(info.plugins or {})
         configured = configured_from({**info.method_options, "name": info.method}, returns={})
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
-        self.measure = MEASURES[info.task]
+        self.measure = Areas("dice") if info.model.labels_pixels else MEASURES[info.task]
         network, where = build(info.model, info.seed), choose(device)
         read = reader_of(Network(network.to(where)), tensors_of(network))  # nothing changes the network's own tensors
 
@@ -278,7 +279,7 @@ class Model:
         if self.info.task == "survival":
             return list(answers[:, 0].tolist())
         if self.info.model.per_position:
-            return [[classes[index] for index in row] for row in answers.tolist()]
+            return list(np.array(classes, dtype=object)[answers].tolist())
         return [classes[index] for index in answers.tolist()]
 
     def prepared(self, x: npt.NDArray[Any], who: str = "the given data") -> Tensor:
@@ -288,9 +289,9 @@ class Model:
         return prepare_features(x, self.info.model, self.standardiser, who)
 
     def evaluate(self, shard: Shard) -> tuple[float, int]:
-        """Return (accuracy, samples) on the test part. With a label per position, the accuracy is over all positions.
+        """Return (accuracy, samples) on the test part. With a label per token, the accuracy is over all positions.
 
-        For other tasks it is R2, label accuracy or the C-index (common.task). Errors are those of `right`.
+        For pixels it is Dice, for other tasks R2, label accuracy or the C-index (common.task). Errors are those of `right`.
         """
         return mean_score(self.right(shard)), len(shard.test_x)
 
@@ -306,7 +307,7 @@ class Model:
         return self.measure.right(torch.from_numpy(self.answers_of(features)), torch.from_numpy(y))
 
     def probabilities(self, x: npt.NDArray[Any], who: str = "the given data") -> npt.NDArray[np.float32]:
-        """Return the probability of each class, (N, C) or (N, T, C), or of each label, (N, K).
+        """Return the probability of each class, (N, C) or (N, ..., C) by position, or of each label, (N, K).
 
         Raises:
             SettingError: The model predicts neither classes nor labels.

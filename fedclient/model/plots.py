@@ -18,7 +18,6 @@ from attune.common.errors import SettingError, ShardError
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Format
 from attune.common.plan import Label
-from attune.common.task import TaskName
 from attune.fedclient.data import labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.prepare import check_labelled_alike
@@ -85,6 +84,17 @@ def rollout(source: Drawn) -> figures.Section:
     return drawings.rollouts(pictures, chosen, [names[k] for k in first.true[chosen]], looks)
 
 
+def masks(source: Drawn) -> figures.Section:
+    """Draw images beside their true masks and those of each model."""
+    first = source.judged[0]
+    shape = (len(first.features), *first.model.info.model.positions)
+    true = first.true.reshape(shape)
+    chosen = sorted(np.argsort(~(true > 0).any(axis=(1, 2)), kind="stable")[: source.images].tolist())  # that show something
+    pictures = first.features[chosen].movedim(1, -1).numpy()
+    panels = {judged.title: judged.answers.reshape(shape)[chosen] for judged in source.judged}
+    return drawings.masks(pictures, chosen, true[chosen], panels, [str(label) for label in source.classes])
+
+
 def confusion(source: Drawn) -> figures.Section:
     """Draw the confusion of the classes that occur, as true or as predicted."""
     occurring = sorted({int(k) for judged in source.judged for k in (*judged.true, *judged.answers)})
@@ -126,11 +136,13 @@ def predicted(source: Drawn) -> figures.Section:
     return drawings.predicted(source.judged[0].true, names, models)
 
 
-OF_TASK: dict[TaskName, dict[str, Callable[[Drawn], figures.Section]]] = {
+PIXELS = "pixels"  # in the place of a task
+OF_TASK: dict[str, dict[str, Callable[[Drawn], figures.Section]]] = {
     "classes": {"rollout": rollout, "confusion": confusion, "classes": classes},
     "multilabel": {"labels": labels_of},
     "regression": {"predicted": predicted},
     "survival": {},
+    PIXELS: {"masks": masks},
 }
 PICTURES = {name: task for task, pictures in OF_TASK.items() for name in pictures}
 
@@ -159,7 +171,7 @@ def plot(
     models = [Model.load(model_folder(folder), allow_models=allow_models) for folder in folders]
     loaded = load_shard(shard, options=models[0].info.options_for(shard, table), held=held)
     source = Drawn(loaded.name, models[0].info.classes, judge(models, loaded), images)
-    task = models[0].info.task
+    task = PIXELS if models[0].info.model.labels_pixels else models[0].info.task
     if not OF_TASK[task]:
         raise SettingError(f"there are no pictures of models for {task}: `fedclient evaluate` has their score")
     for name in wanted:

@@ -13,16 +13,19 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from attune.common.errors import SettingError, ShardError
 from attune.common.statistics import LEVEL, wilson
-from attune.common.task import TASKS
+from attune.common.task import SCORED
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import Model, in_unit
 from attune.fedclient.read_options import PLAIN, ReadOptions
+from attune.fedclient.work.areas import overlap
 from attune.fedclient.work.auroc import Events, aurocs, has_cases, rarer
 from attune.fedclient.work.comparison import Floats, Places
+from attune.fedclient.work.measures import mean_score
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ def score_on_test_part(
     model = Model.load(home.model, allow_models=allow_models)
     info = model.info
     loaded = load_shard(shard, options=info.options_for(shard, table), held=home.held_rows())
-    (accuracy, samples), more, metric = model.evaluate(loaded), scores_on(model, loaded), TASKS[info.task].metric
+    metric = SCORED["dice" if info.model.labels_pixels else info.task].metric
+    (accuracy, samples), more = model.evaluate(loaded), scores_on(model, loaded)
     return TestPartScore(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, metric, more)
 
 
@@ -105,6 +109,9 @@ def scores_on(model: Model, shard: Shard) -> dict[str, float] | str:
     if info.task == "survival" and len(np.unique(y[:, 0])) > 2:  # times
         hazards = (model.answers_of(model.prepared(x))[:, 0].astype(float) for x in (shard.train_x, shard.test_x))
         return {"integrated Brier score": integrated_brier(np.asarray(shard.train_y, float), y.astype(float), *hazards)}
+    if info.model.labels_pixels:
+        areas, true = (torch.from_numpy(labels) for labels in (model.answers_of(features), y))
+        return {"IoU": mean_score(overlap(areas, true, over_union=True)), "pixel accuracy": mean_score(areas.eq(true))}
     if info.task != "classes" or info.model.per_position:
         return {}
     if not has_cases(y, len(info.classes), groups):

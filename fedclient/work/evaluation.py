@@ -20,12 +20,13 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import Hooks
 from attune.fedclient.work import baselines, comparison
+from attune.fedclient.work.areas import measure_of
 from attune.fedclient.work.auroc import aurocs, compared_areas, has_cases, rarer, sensitivities, threshold_of
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
 from attune.fedclient.work.comparison import Floats
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.executor import Jobs
-from attune.fedclient.work.measures import MEASURES, Ranked, mean_score
+from attune.fedclient.work.measures import Ranked, mean_score
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
 from attune.fedclient.work.portfolio.federated import FederatedRidge
@@ -70,7 +71,7 @@ class Evaluation:
     ) -> None:  # fmt: skip
         self._portfolio, self._plan = portfolio, plan
         self._data, self._trainer, self._rivals, self.own_choice, self._dial = data, trainer, rivals, own_choice, dial
-        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.scored]
+        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, measure_of(plan)
         self._by_sample = hooks.evaluate is not None or not self._measure.one_score
         self._scores = len(data.test_x) > 0 if hooks.evaluate is not None else self._measure.can_score(data.test_y)
         if self.is_ranked:
@@ -250,6 +251,11 @@ class Evaluation:
         values: dict[Position, Tensors | None] = {"attended": held.theta, "mean": held.common, "own": own_tensors}
         known = {position: tensors for position, tensors in values.items() if tensors}
         return (yield from dialled(self._dial, known, probability, len(x), weight))
+
+    @property
+    def scores_by_plan(self) -> bool:
+        """True if models are not scored by a function of the device's owner."""
+        return self._score is None
 
     @property
     def is_ranked(self) -> bool:

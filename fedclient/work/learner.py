@@ -34,6 +34,7 @@ from attune.fedclient.gate import Gate
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import NONE, DeviceOptions, Hooks
 from attune.fedclient.work import baselines
+from attune.fedclient.work.areas import measure_of
 from attune.fedclient.work.baselines import shared_model
 from attune.fedclient.work.build import family_of, objective_for, on_processor, predictor_for
 from attune.fedclient.work.device_state import DeviceState
@@ -41,7 +42,6 @@ from attune.fedclient.work.dial import dial_of
 from attune.fedclient.work.embedding import FROM_SEED, PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.evaluation import DeviceModels, Evaluation
 from attune.fedclient.work.executor import Jobs, Work, alone
-from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.objectives.descent import Cancelled
 from attune.fedclient.work.orders import Holdings, OrderStore, check_encodings, manifests_of, rebuilt
@@ -63,7 +63,7 @@ class Learner:
         prepared: Its data.
         orders: The store of results.
         keep: Same as in DeviceOptions.
-        trains_local: Same as in DeviceOptions.
+        trains_local: Whether a network is trained on this device alone (DeviceOptions.trains_local).
         hooks: Same as in DeviceOptions.
         private: How it trains with noise; None: without.
         tells_scores: Whether losses and scores may leave the device, be it in a sum with others'.
@@ -109,7 +109,7 @@ class Learner:
         self.keeps_trained = [name for names in dial.values() for name in names] if method.evaluate == "served" else []
         self.data = on_processor(prepared, device)
         self.standardiser, self.targets = prepared.standardiser, prepared.targets
-        measure, family = MEASURES[plan.scored], (family_of(plan), "method")
+        measure, family = measure_of(plan), (family_of(plan), "method")
         self.trainer = Trainer(
             shared.network, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name,
             fold=fold_of(prepared, plan) if objective.hands_in else None,
@@ -238,7 +238,7 @@ class Learner:
             round=order.round,
             trained=order.work == "train",
             own_choice=self.evaluation.own_choice,
-            task="ranked" if ranked else self.plan.task,
+            task=self.plan.scored if self.evaluation.scores_by_plan else self.plan.task,
             ranked=1 if ranked else None,
             samples=self.data.train_x.shape[0],
             test_samples=self.data.test_x.shape[0],
@@ -394,5 +394,5 @@ def make_learner(
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
     tells, store = Gate(options, plan).tells_scores, orders(name)
     source = EmbeddingSource(None if options.simulated else store.secret, options.limits.model_bytes)
-    keep, local, alone = options.keep, options.trains_local, not options.against_alone(plan)
+    keep, local, alone = options.keep, options.trains_local(plan), not options.against_alone(plan)
     return Learner(plan, prepared, name, store, device, keep, local, options.hooks, private, tells, source, alone)

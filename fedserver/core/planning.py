@@ -23,7 +23,7 @@ from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of, device_defaults
-from attune.fedserver.core.ballot import score_of, united_classes
+from attune.fedserver.core.ballot import check_training, score_of, united_classes
 from attune.fedserver.core.blended_sums import with_closed_form
 from attune.fedserver.core.buffered_rounds import BufferedRounds, ReplayedRounds
 from attune.fedserver.core.client_privacy import (
@@ -292,8 +292,7 @@ def make_plan(
     check_conflicts(settings, first.task)
     # In other tasks the same on all devices, in the order of the columns of y.
     classes = united_classes(profiles, declared.classes) if first.task == "classes" else first.labels
-    if settings.train.augment and first.kind != "images":
-        raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
+    check_training(settings.train, first)
     schema = first.schema if isinstance(first.schema, Schema) else None
     scales.check_bounds(privacy, schema)
     roles, one_sum = roles_of(settings.method, privacy), settings.privacy.secure_aggregation
@@ -377,7 +376,7 @@ def notes_on(plan: Plan, settings: ResolvedSettings) -> list[str]:
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
     """Explain why the model is not the usual one for this kind of data; empty if it is, or if it was set."""
     needs = roles_of(settings.method, settings.privacy)
-    why = models.why_not_usual(plan.model.kind, needs, plan.method, settings.model_options)
+    why = models.why_not_usual(plan.model.kind, needs, plan.method, settings.model_options, plan.model.per_position)
     return f"a {plan.model.name}, because {why}" if why and not settings.model_name else ""
 
 

@@ -90,7 +90,7 @@ def specs_of(
     first, vocabulary = profiles[0], settings.data.vocabulary or max(profile.vocabulary for profile in profiles)
     width, specs = TASKS[first.task].width(classes), dict[str, ModelSpec]()
     for variant, choice in {"": ModelChoice(settings.model_name, settings.model_options), **settings.variants}.items():
-        name = choice.name or registry.model_for(first.kind, roles, choice.options)
+        name = choice.name or registry.model_for(first.kind, roles, choice.options, first.per_position)
         spec = registry.default_spec(first.kind, first.shape, width, vocabulary, name, choice.options, first.per_position)
         if spec.name == "closed-form":
             spec = msgspec.structs.replace(spec, options={**spec.options, "one_sum": one_sum})

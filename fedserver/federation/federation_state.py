@@ -72,7 +72,7 @@ class FederationState:
     @property
     def task(self) -> ScoredTask:
         """Task of the plan with its score, or "classes" without a plan."""
-        return "classes" if self.plan is None else "ranked" if self.plan.score else self.plan.task
+        return "classes" if self.plan is None else self.plan.scored
 
     @property
     def line(self) -> str:

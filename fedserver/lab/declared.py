@@ -97,7 +97,8 @@ def _specs(settings: ResolvedSettings) -> Iterator[ModelSpec]:
     name = settings.model_name or registry.model_for(data.kind, roles_of(settings.method))
     classes = TASKS[data.task or "classes"].width(len(data.classes) or CLASSES)
     vocabulary = (data.vocabulary or VOCABULARY) if data.kind == "tokens" else 0
-    for per_position in (False, True) if data.kind == "tokens" and data.task in (None, "classes") else (False,):
+    pixels = name in registry.MODELS and registry.MODELS[name].labels_pixels
+    for per_position in (False, True) if data.kind == "tokens" and data.task in (None, "classes") else (pixels,):
         spec = registry.default_spec(
             data.kind, tuple(data.shape), classes, vocabulary, name, settings.model_options, per_position
         )

@@ -52,7 +52,7 @@ def check_sums(sums: SiteSums, profile: Profile) -> None:
         wrong |= column.rows + column.missing > samples * steps
         wrong |= not can_be_joined(column.mean, column.squares)
     if sums.classes:
-        labels = samples * (profile.shape[0] if profile.per_position else 1)
+        labels = samples * (math.prod(profile.shape[:2]) if profile.per_position else 1)
         wrong |= profile.task != "classes" or len(sums.classes) != len(profile.labels) or sum(sums.classes) > labels
     if wrong:
         raise UpdateRefused("its sums are not those of the data that it declares")

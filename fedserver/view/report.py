@@ -159,15 +159,15 @@ def _answer(status: Mapping[str, Any]) -> str:
 def _sites(status: Mapping[str, Any], plan: Plan) -> str:
     """Return a row for each site, and a picture of the differences."""
     clients, metric = status["clients"], status["metric"]
-    areas = not plan.score and any(client.get("auroc_kept") is not None for client in clients)
+    areas = plan.score != "auroc" and any(client.get("auroc_kept") is not None for client in clients)
     more = ("AUROC", "AUROC alone", "AUROC, p") if areas else ()
     heads = ("site", "samples to train", "to test", f"{metric} of what it predicts with", f"{metric} alone", "difference", "p")
     rows = []
     for client in clients:
         pair = strongest(client)
         score, samples = client.get("accuracy_kept"), client.get("test_samples")
-        trials = None if plan.score or score is None or not samples else interval_of(score, samples, plan.scored)
-        numbers = [_with(score, _area(client) if plan.score else trials), _with(client.get("accuracy_alone"))]
+        trials = None if score is None or not samples else interval_of(score, samples, plan.scored)
+        numbers = [_with(score, _area(client) if plan.score == "auroc" else trials), _with(client.get("accuracy_alone"))]
         numbers += ["", ""] if pair is None else [_with(pair.difference, pair.interval(), "+.3f"), f"{pair.p:.2g}"]
         if areas:
             numbers += [
