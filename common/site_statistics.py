@@ -92,7 +92,7 @@ class NoisyColumn(msgspec.Struct, frozen=True):
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """What the layouts of masked and of noised sums have in common: the federation's fingerprint."""
+    """Layout of masked or of noised sums, for the federation with this fingerprint."""
 
     federation: str
 

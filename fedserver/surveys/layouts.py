@@ -1,4 +1,4 @@
-"""What devices are asked for for masked and for noised statistics. It depends on declarations alone."""
+"""Layouts of masked and of noised statistics: devices are asked for what they declare, whatever the sums are."""
 
 from __future__ import annotations
 
