@@ -61,13 +61,15 @@ LEFT_OUT := attacks benchmarks chaos conformance walk
 test: check
 	$(BIN)/pytest $(PARALLEL) -m 'not engines and not slow' $(LEFT_OUT:%=--ignore=tests/%)
 
-# The test functions of tests/slow.txt, which need most of the processor time of the suite.
+# The test functions of tests/slow.txt, which need most of the processor time of the suite. Each process collects their files alone.
+SLOW = $(shell sed 's/::.*//' tests/slow.txt | sort -u)
 test-slow: develop
-	$(BIN)/pytest $(PARALLEL) -m 'slow and not engines' $(LEFT_OUT:%=--ignore=tests/%)
+	$(BIN)/pytest $(PARALLEL) -m 'slow and not engines' $(filter-out $(LEFT_OUT:%=tests/%/%),$(SLOW))
 
 # Tests with other programs: PostgreSQL, SeaweedFS, Chromium, Envoy, nginx, and pip, which installs the wheel.
+ENGINES = $(shell grep -rl 'mark\.engines' tests --include='test_*.py')
 engines: develop
-	$(BIN)/pytest $(PARALLEL) -m engines $(LEFT_OUT:%=--ignore=tests/%)
+	$(BIN)/pytest $(PARALLEL) -m engines $(filter-out $(LEFT_OUT:%=tests/%/%),$(ENGINES))
 
 # Tests the programs in benchmarks/.
 test-benchmarks: develop
@@ -109,10 +111,10 @@ fuzz: develop
 	$(BIN)/$(PIP_INSTALL) atheris==3.0.0
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --out benchmarks/results/fuzz.json
 
-# Tests with the lowest versions that pyproject.toml allows: bytes, identity, server, and the wheel with a federation. Without
-# warnings, because old libraries use what newer ones deprecate.
+# Tests with the lowest versions that pyproject.toml allows: bytes, identity, server, and the wheel with a federation, without slow
+# tests of our own numbers. Without warnings, because old libraries use what newer ones deprecate.
 lowest: .venv-lowest/installed
-	$(LOWEST)/pytest $(PARALLEL) --disable-warnings tests/common/wire tests/common/identity tests/fedclient/work/portfolio tests/features tests/fedserver tests/packaging
+	$(LOWEST)/pytest $(PARALLEL) --disable-warnings -m 'not slow' tests/common/wire tests/common/identity tests/fedclient/work/portfolio tests/features tests/fedserver tests/packaging
 
 .venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
