@@ -94,7 +94,7 @@ def _evaluate_fleet(
     type=FILE,
     required=True,
     help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B, "
-    "or log hazard. If images were given, their file is the last column. Of pixels an .npz with y, the masks (N, H, W).",
+    "or log hazard. If images were given, their file is the last column. Of pixels an .npz: y has masks.",
 )
 @click.option("--probabilities", is_flag=True, help="Add p(A), the probability of each class or label A.")
 @click.option(
