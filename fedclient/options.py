@@ -55,6 +55,11 @@ DisclosedKind = Literal["statistics", "masked-statistics", "sums"]
 # Models with which a device compares what it keeps: ordinary ones that it fits alone, and a network that it trains alone.
 Baseline = Literal["alone", "local", "alone+local", "none"]
 DEFAULT_BASELINE: Baseline = "alone"
+INSTEAD = "they know no pixels and no task of your own. The same network, trained here alone, takes their place"
+
+
+def _has_no_ordinary_models(plan: Plan) -> bool:
+    return plan.model.labels_pixels or plan.task == "custom"
 
 
 @dataclass(frozen=True)
@@ -107,9 +112,9 @@ class DeviceOptions:
     def trains_local(self, plan: Plan) -> bool:
         """Return whether a network is trained on this device alone, beside that of the method.
 
-        Of pixels there are no ordinary models, so this network is what the device could do alone.
+        Of pixels and of a task of one's own there are no ordinary models, so this network is what the device could do alone.
         """
-        return "local" in (self.baseline or DEFAULT_BASELINE) or (self.fits_alone and plan.model.labels_pixels)
+        return "local" in (self.baseline or DEFAULT_BASELINE) or (self.fits_alone and _has_no_ordinary_models(plan))
 
     def against_alone(self, plan: Plan) -> str:
         """Return why no ordinary models are fitted on this device in this federation, as a line for people; empty: they are."""
@@ -117,9 +122,10 @@ class DeviceOptions:
             return "no ordinary models are fitted for comparison (--baseline)"
         if not plan.portfolio:
             return "no ordinary models are fitted for comparison: the server's version does not know them"
+        if _has_no_ordinary_models(plan):
+            return f"no ordinary models are fitted for comparison: {INSTEAD}"
         if plan.model.per_position:
-            instead = "; the same network, trained here alone, takes their place" if plan.model.labels_pixels else ""
-            return f"no ordinary models are fitted for comparison: they know no labels for positions{instead}"
+            return "no ordinary models are fitted for comparison: they know no labels for positions"
         if plan.model.kind == "tokens" and not plan.model.body_digest:
             return "no ordinary models are fitted for comparison: they need features of tokens, from a model with a frozen body"
         if self.hooks.evaluate is not None:

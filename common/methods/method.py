@@ -235,10 +235,10 @@ def check_task(configured: ConfiguredMethod, task: TaskName) -> None:
     Raises:
         SettingError: It says what to take instead.
     """
-    if task == "survival" and configured.objective.adds_up:
+    unsolved = {"survival": "the Cox loss has no closed form", "custom": "a loss of your own has no known closed form"}
+    if task in unsolved and configured.objective.adds_up:
         raise SettingError(
-            f"method {configured.method.name} cannot be used for survival: the Cox loss has no closed form. Take fedavg "
-            "(method.name)"
+            f"method {configured.method.name} cannot be used for {task}: {unsolved[task]}. Take fedavg (method.name)"
         )
     why = configured.objective.only_classes or configured.predictor.only_classes
     if task != "classes" and why:

@@ -94,7 +94,7 @@ def _evaluate_fleet(
     type=FILE,
     required=True,
     help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B, "
-    "or log hazard. If images were given, their file is the last column. Of pixels an .npz with y, the masks (N, H, W).",
+    "or log hazard. If images were given, their file is the last column. Of pixels an .npz with y.",
 )
 @click.option("--probabilities", is_flag=True, help="Add p(A), the probability of each class or label A.")
 @click.option(
@@ -128,14 +128,14 @@ def predict(
     where = place.home_of(None)
     loaded = Model.load(where.model, allow_models=allow_models)
     info, options, who = loaded.info, ReadOptions.of(**mapping), ", ".join(data)
-    if info.model.labels_pixels != (out.suffix.lower() == ".npz"):
-        form = "an .npz file, for masks" if info.model.labels_pixels else "a CSV file"
-        raise SettingError(f"--out {out}: what this model predicts is written to {form}")
+    arrays = info.model.labels_pixels or info.task == "custom"
+    if arrays != (out.suffix.lower() == ".npz"):
+        raise SettingError(f"--out {out}: what this model predicts is written to {'an .npz' if arrays else 'a CSV'} file")
     samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema, options, id_column)
     unseen = f"training here knew no value of {listed(loaded.unseen)}, so they change no prediction"
     findings.show({"": [*samples.notes, *([unseen] if loaded.unseen else [])]}, err=True)
-    if info.model.labels_pixels:
-        write_masks(out, loaded, samples, probabilities, who)
+    if arrays:
+        write_arrays_of(out, loaded, samples, probabilities, who)
         return
     labels = loaded.predict(samples.x, who)
     rows = PredictionLines(info, labels, samples.named_by, samples.names)
@@ -156,8 +156,8 @@ def predict(
     click.echo(f"{len(labels)} {what} in {out}")
 
 
-def write_masks(out: Path, model: Model, samples: NewSamples, probabilities: bool, who: str) -> None:
-    """Write masks as y of a shard, (N, H, W), the files or ids of the images as `names`, and `probabilities` if asked for."""
+def write_arrays_of(out: Path, model: Model, samples: NewSamples, probabilities: bool, who: str) -> None:
+    """Write what is predicted as y of a shard, (N, ...), what tells samples apart as `names`, and `probabilities` if wanted."""
     import numpy as np
 
     from attune.fedclient.data.arrays import write_arrays
@@ -169,7 +169,7 @@ def write_masks(out: Path, model: Model, samples: NewSamples, probabilities: boo
         write_arrays(out, arrays)
     except OSError as error:
         raise SettingError(f"cannot write {out}: {error.strerror}") from None
-    click.echo(f"{len(samples.x)} masks in {out}")
+    click.echo(f"{len(samples.x)} {'masks' if model.info.model.labels_pixels else 'predictions'} in {out}")
 
 
 @dataclass

@@ -217,6 +217,17 @@ def target_numbers(
     return numbers
 
 
+def any_numbers(y: Array, samples: int, where: str) -> npt.NDArray[np.float64]:
+    """Return the y of a task of one's own, (N, ...) float64. Errors are those of `target_numbers`."""
+    if not y.ndim or y.dtype.kind not in "biuf":
+        raise ShardError(f"{where} has shape {y.shape} and type {y.dtype}; the task custom needs {TASKS['custom'].needs}")
+    if len(y) != samples:
+        raise ShardError(f"{where} holds {len(y)} rows for {samples} samples; there must be one for each")
+    if wrong := int((~np.isfinite(y)).sum()):
+        raise ShardError(f"{where} holds {wrong} values that are not finite; fill them in or leave those samples out")
+    return y.astype(np.float64)
+
+
 def _check_survival(numbers: npt.NDArray[np.float64], where: str, names: Sequence[Label]) -> None:
     """Check times and events, (N, 2).
 

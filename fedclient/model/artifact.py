@@ -33,11 +33,11 @@ from attune.fedclient.data.prepare import check_columns, check_labelled_alike, p
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser, with_nan
 from attune.fedclient.model.model_info import FORMAT, ModelInfo, guarantee_of
-from attune.fedclient.work.areas import Areas
 from attune.fedclient.work.blend import Member, answers_of, blended_shares
 from attune.fedclient.work.build import objective_for, predictor_for
+from attune.fedclient.work.custom import measure_for
 from attune.fedclient.work.executor import AnyLearner
-from attune.fedclient.work.measures import MEASURES, mean_score
+from attune.fedclient.work.measures import mean_score
 from attune.fedclient.work.objectives.base import Network, Tensors
 from attune.fedclient.work.portfolio.evaluators import ROWS
 from attune.fedclient.work.portfolio.portfolio import reader_of, trainer_of
@@ -187,7 +187,7 @@ class Model:
         check_installed(info.plugins or {})
         configured = configured_from({**info.method_options, "name": info.method}, returns={})
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
-        self.measure = Areas("dice") if info.model.labels_pixels else MEASURES[info.task]
+        self.measure = measure_for(info.model, "dice" if info.model.labels_pixels else info.task)
         network, where = build(info.model, info.seed), choose(device)
         read = reader_of(Network(network.to(where)), tensors_of(network))  # nothing changes the network's own tensors
 
@@ -274,6 +274,8 @@ class Model:
         if self.info.task == "regression":
             numbers = in_unit(answers, self.info.targets)
             return list((numbers[:, 0] if len(classes) == 1 else numbers).tolist())
+        if self.info.task == "custom":
+            return list(answers.tolist())
         if self.info.task == "multilabel":
             return list(answers.astype(np.int64).tolist())
         if self.info.task == "survival":

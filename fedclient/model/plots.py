@@ -142,6 +142,7 @@ OF_TASK: dict[str, dict[str, Callable[[Drawn], figures.Section]]] = {
     "multilabel": {"labels": labels_of},
     "regression": {"predicted": predicted},
     "survival": {},
+    "custom": {},
     PIXELS: {"masks": masks},
 }
 PICTURES = {name: task for task, pictures in OF_TASK.items() for name in pictures}

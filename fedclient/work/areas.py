@@ -1,4 +1,4 @@
-"""Measure of areas in images: Dice and IoU of each image, and the Dice loss; and the measure of a plan.
+"""Measure of areas in images: Dice and IoU of each image, and the Dice loss.
 
 B samples, P positions, C classes.
 """
@@ -10,9 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from attune.common.plan import Plan
 from attune.common.task import ScoredTask
-from attune.fedclient.work.measures import MEASURES, Classes, Measure, mean_score
+from attune.fedclient.work.measures import Classes, mean_score
 
 
 class Areas(Classes):
@@ -69,8 +68,3 @@ def soft_dice(scores: Tensor, y: Tensor) -> Tensor:
     t_BP1 = y.reshape(len(y), -1, 1)
     t_BPC = t_BP1 == torch.arange(1, scores.shape[-1], device=y.device)
     return ((2 * (p_BPC * t_BPC).sum(dim=1) + 1) / (p_BPC.sum(dim=1) + t_BPC.sum(dim=1) + 1)).mean(dim=1)
-
-
-def measure_of(plan: Plan) -> Measure:
-    """Return the measure of a plan."""
-    return Areas(plan.scored, plan.train.loss == "dice") if plan.model.labels_pixels else MEASURES[plan.scored]

@@ -24,8 +24,8 @@ from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.options import NONE, Hooks
-from attune.fedclient.work.areas import measure_of
 from attune.fedclient.work.build import family_of
+from attune.fedclient.work.custom import measure_of
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import Measure
 from attune.fedclient.work.objectives.base import Network, OnProgress, Tensors, Trained

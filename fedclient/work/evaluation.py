@@ -20,10 +20,10 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import Hooks
 from attune.fedclient.work import baselines, comparison
-from attune.fedclient.work.areas import measure_of
 from attune.fedclient.work.auroc import aurocs, compared_areas, has_cases, rarer, sensitivities, threshold_of
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
 from attune.fedclient.work.comparison import Floats
+from attune.fedclient.work.custom import measure_of
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import Ranked, mean_score

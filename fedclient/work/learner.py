@@ -34,9 +34,9 @@ from attune.fedclient.gate import Gate
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import NONE, DeviceOptions, Hooks
 from attune.fedclient.work import baselines
-from attune.fedclient.work.areas import measure_of
 from attune.fedclient.work.baselines import shared_model
 from attune.fedclient.work.build import family_of, objective_for, on_processor, predictor_for
+from attune.fedclient.work.custom import measure_of
 from attune.fedclient.work.device_state import DeviceState
 from attune.fedclient.work.dial import dial_of
 from attune.fedclient.work.embedding import FROM_SEED, PART, EmbeddingSource, embedding_of

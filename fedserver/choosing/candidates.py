@@ -169,7 +169,7 @@ class Fitting:
         """
         resolved = planning.resolve(self.overrides(name, settings))
         plan = planning.make_plan(resolved, self.profiles, NOWHERE, fewest=1, sums=self.sums)
-        check_model(plan.model, resolved.configured, resolved.seed, plan.privacy or NO_PRIVACY)
+        check_model(plan.model, resolved.configured, resolved.seed, plan.privacy or NO_PRIVACY, plan.task)
         return plan
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SECURE, CLIENT, BUFFERED = "privacy.secure_aggregation", 'privacy.unit = "client"', 'round.mode = "buffered"'
 EMBEDDED, DESCRIBED, ALL = 'method.embedding = "device"', 'method.embedding = "described"', 'round.train = "all"'
-SURVIVAL, VARIANTS = 'data.task = "survival"', "model.variant"
+SURVIVAL, CUSTOM, VARIANTS = 'data.task = "survival"', 'data.task = "custom"', "model.variant"
 OFF: tuple[Any, ...] = (False, 0, None, "none", "off", (), {}, msgspec.UNSET)
 LEAST_VOTES = 5  # updates in a buffer, with which a vote is worth its name: one of them alone decides nothing
 # benchmarks.client_level_generated, means of seeds 0 to 2
@@ -87,6 +87,10 @@ PAIRS = [
         )
         for unit in ("example", "group")
     ),
+    *(
+        (CUSTOM, f'privacy.unit = "{unit}"', f"a loss of your own may compare samples, so none can be clipped. Take {CLIENT}")
+        for unit in ("example", "group")
+    ),
     (VARIANTS, SECURE, "a sum would be of one variant's devices, who may be too few"),
     (VARIANTS, CLIENT, "sums are divided by the number of all devices"),
     (VARIANTS, EMBEDDED, "a device weighs its embedding's steps by the updates of all devices"),
@@ -95,7 +99,13 @@ PAIRS = [
     (SURVIVAL, "method.dial", LIKELIHOODS),
     (SURVIVAL, "train.score_after", f"{LIKELIHOODS}; in place of --method auto name a method"),
 ]
+BY_LIKELIHOOD = ("method.dial", "train.score_after", "round.patience")  # `--method auto` sets the second
 NEEDS = [
+    Conflict(
+        f"{CUSTOM} cannot be combined with {{why}}, which goes by how likely held-out samples are: give the class Measure a "
+        "function likelihood, or in place of --method auto name a method",
+        lambda s: not s.likely and next((name for name in BY_LIKELIHOOD if is_on(s, name)), ""),
+    ),
     Conflict(
         f"privacy.same_cohort and round.left_out are for secure sums: they need {SECURE} = true",
         lambda s: (s.privacy.same_cohort or s.round.left_out) and not s.privacy.secure_aggregation,
@@ -230,17 +240,18 @@ def _too_few(s: Any) -> str:
     return next((f"{name} = {value}" for name, value in given.items() if value < least), "")
 
 
-def check_conflicts(settings: ResolvedSettings, task: TaskName | None = None) -> None:
+def check_conflicts(settings: ResolvedSettings, task: TaskName | None = None, likely: bool = True) -> None:
     """Check that no two features exclude each other.
 
     Args:
         settings: The settings of the run.
         task: The task of the data, once it is known; without it, what depends on it is not checked.
+        likely: Whether samples have a likelihood; only a user's own measure may have none.
 
     Raises:
         SettingError: Two do. It names both.
     """
-    s = SimpleNamespace(**vars(settings), parts=[*settings.configured.aggregators.items()])
+    s = SimpleNamespace(**vars(settings), likely=likely, parts=[*settings.configured.aggregators.items()])
     s.data, s.model = msgspec.structs.replace(settings.data, task=task), SimpleNamespace(variant=settings.variants)
     for one, other, why in PAIRS:
         if is_on(s, one) and is_on(s, other):

@@ -18,9 +18,10 @@ from attune.common.methods.registry import configured_from, method_from_options,
 from attune.common.methods.settings.aggregators import ClippedSettings
 from attune.common.models import registry as models
 from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, closed_form_words, score_words, standardisation
+from attune.common.plugins import own_measure
 from attune.common.protocol import IN_NO_SUM, SUMS
 from attune.common.schema import Schema
-from attune.common.task import TASKS, TaskName
+from attune.common.task import TASKS
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of, device_defaults
 from attune.fedserver.core.ballot import check_training, score_of, united_classes
@@ -289,7 +290,8 @@ def make_plan(
     ordered = [profiles[name] for name in sorted(profiles)]
     declared, privacy, first = settings.data, with_noise(settings.privacy, settings.round), ordered[0]
     check_public(privacy, declared, first)
-    check_conflicts(settings, first.task)
+    likely = first.task != "custom" or hasattr(own_measure(settings.model_name or "none"), "likelihood")
+    check_conflicts(settings, first.task, likely)
     # In other tasks the same on all devices, in the order of the columns of y.
     classes = united_classes(profiles, declared.classes) if first.task == "classes" else first.labels
     check_training(settings.train, first)
@@ -309,7 +311,7 @@ def make_plan(
         classes=classes,
         method=settings.method.name,
         method_options=settings.method_options,
-        train=_train_of(settings, first.task, ordered),
+        train=_train_of(settings, likely and TASKS[first.task].by_sample, ordered),
         scale=common.features,
         column_names=declared.names or columns_of(profiles),
         task=first.task,
@@ -349,13 +351,13 @@ def make_plan(
     return plan
 
 
-def _train_of(settings: ResolvedSettings, task: TaskName, profiles: Sequence[Profile]) -> TrainSettings:
+def _train_of(settings: ResolvedSettings, likely: bool, profiles: Sequence[Profile]) -> TrainSettings:
     """Return the settings of training as the plan has them, with the number of epochs.
 
     Where samples have no likelihood, by which devices choose between models, none is held out.
     """
     train = settings.train
-    validation = train.validation if TASKS[task].by_sample else 0.0
+    validation = train.validation if likely else 0.0
     epochs = train.local_epochs if settings.sets_epochs else usual_epochs(train, (profile.samples for profile in profiles))
     return msgspec.structs.replace(train, validation=validation, local_epochs=epochs, score=msgspec.UNSET)
 

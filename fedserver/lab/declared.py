@@ -45,7 +45,7 @@ def check_declared(settings: ResolvedSettings) -> list[str]:
         from attune.common.methods.fit import check_model
 
         try:
-            check_model(spec, settings.configured, settings.seed, privacy)
+            check_model(spec, settings.configured, settings.seed, privacy, data.task or "classes")
             break
         except SettingError as error:
             errors.append(error)

@@ -90,7 +90,7 @@ class ThreadLab:
             for spec in (plan.model, *plan.variants.values()):
                 if self._max_model_bytes:
                     check_size(spec, self._max_model_bytes)
-                check_model(spec, configured_in(plan), plan.seed, plan.privacy or NO_PRIVACY)
+                check_model(spec, configured_in(plan), plan.seed, plan.privacy or NO_PRIVACY, plan.task)
         self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker(), variants)
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 

@@ -281,10 +281,10 @@ def test_labels_for_every_position_are_in_the_plan_and_everybody_must_have_them(
         check_fits(TEXT, make_plan(resolve({}), {"a": other}, "f"), "odd")
 
 
-def test_only_tokens_have_labels_for_every_position() -> None:
+def test_tokens_and_images_alone_have_labels_for_every_position() -> None:
     check_possible(TEXT, "a")
-    with pytest.raises(SettingError, match="odd declares a label for every position of images"):
-        check_possible(msgspec.structs.replace(IMAGES, per_position=True), "odd")
+    with pytest.raises(SettingError, match="odd declares a label for every position of series"):
+        check_possible(msgspec.structs.replace(IMAGES, kind="series", shape=(8, 2), per_position=True), "odd")
 
 
 def test_a_plain_plan_and_profile_have_the_fields_of_version_1_alone() -> None:
