@@ -37,7 +37,7 @@ from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.resource_limits import until_met
 from attune.fedclient.store import Store
-from attune.fedclient.work.executor import HostLost, Work
+from attune.fedclient.work.executor import Cancelled, HostLost, Work
 from attune.fedclient.work.worker import LearnerSlot, OrderInProgress, Worker
 
 FULL = "the disk of this device is full: free some space there, then start it again"
@@ -290,8 +290,6 @@ class Device:
             self.job = None
 
     async def _work(self, order: Order, stop: threading.Event) -> None:
-        from attune.fedclient.work.objectives.descent import Cancelled
-
         try:
             await until_met(self.options.resources.when, self.console.say)
             async with self.worker.turn:

@@ -5,10 +5,13 @@ A width, a head count or another size of 0 means the default that follows from t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from typing_extensions import Self
 
 from attune.common.config import Count, CountOrZero, Share
@@ -160,6 +163,31 @@ class ClosedFormOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0
     # Devices are served one sum of all, which it has room for. The server sets it.
     one_sum: bool = False
+
+    def blocks(self, inputs: int) -> list[int]:
+        """Return the number of features of each block, without the constant, for samples of so many numbers."""
+        return [*[self.features] * len(self.widths), *([inputs] if self.linear else [])]
+
+    def drawn(self, inputs: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return the frequencies F (I, R) and phases p (R,) of all widths, one after the other."""
+        draws = np.random.RandomState(self.seed)  # numpy promises that its numbers never change
+        R, most, pieces = self.features, 2 * math.pi, []
+        for width in self.widths:
+            pieces.append((draws.standard_normal((inputs, R)) * width / math.sqrt(inputs), draws.uniform(0, most, R)))
+        frequency_IR, phase_R = (np.concatenate(of, axis=-1).astype(np.float32) for of in zip(*pieces, strict=True))
+        return frequency_IR, phase_R
+
+    def values(self, flat_BI: Any, frequency_IR: Any, phase_R: Any, library: Any) -> Any:
+        """Return z(x), (B, D), in the type of flat samples, F and p: sqrt(2 / R) cos(F x + p), blocks that end with 1.
+
+        `library` is torch or numpy.
+        """
+        R = self.features
+        cosine_BR = library.cos(flat_BI @ frequency_IR + phase_R) * math.sqrt(2 / R)
+        blocks = [cosine_BR[:, place : place + R] for place in range(0, len(phase_R), R)]
+        blocks += [flat_BI / math.sqrt(flat_BI.shape[1])] if self.linear else []
+        one_B1 = library.ones_like(flat_BI[:, :1])
+        return library.concat([part for block_BR in blocks for part in (block_BR, one_B1)], 1)
 
 
 class HuggingFaceOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
