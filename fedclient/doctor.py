@@ -268,7 +268,7 @@ def damages(home: DeviceHome) -> Iterator[str]:
 
 
 def _model(home: DeviceHome) -> Iterator[str]:
-    from attune.fedclient.model.artifact import read_info
+    from attune.fedclient.model.model_info import read_info
     from attune.fedclient.work.state import damaged_files
 
     try:

@@ -157,7 +157,7 @@ def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None
     """Return W (C, D) with (G + strength I) W' = B + strength C', in which C is the centre (None: 0). Of G half is read."""
     right_DC = B_DC if centre_CD is None else B_DC + strength * centre_CD.T
     if _library(G_DD) is np:  # it factors no symmetric matrix; here G is whole
-        return np.linalg.solve(G_DD + strength * np.eye(len(G_DD)), right_DC).T
+        return np.linalg.solve(G_DD + strength * np.eye(len(G_DD)), right_DC).T  # type: ignore[no-any-return]
     ridge_DD = G_DD.clone()
     ridge_DD.diagonal().add_(strength)
     return torch.cholesky_solve(right_DC, torch.linalg.cholesky(ridge_DD)).T.contiguous()
@@ -179,7 +179,7 @@ def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, s
     It is NaN for samples in no fold (-1). There are weights for each of the L strengths.
     """
     library = _library(T_NC)
-    predicted_LNC = library.full_like(library.stack([T_NC] * len(strengths)), math.nan)
+    predicted_LNC: Tensor = library.full_like(library.stack([T_NC] * len(strengths)), math.nan)
     by_centre_NC = Z_ND @ centre_CD.T
     gap_NC, few = T_NC - by_centre_NC, len(Z_ND) < Z_ND.shape[1]  # few: X are the N samples, as in `drawn`, else D features
     G_XX, B_XC = (Z_ND @ Z_ND.T, gap_NC) if few else (Z_ND.T @ Z_ND, Z_ND.T @ gap_NC)
@@ -193,6 +193,27 @@ def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, s
         for place, strength in enumerate(strengths):
             predicted_LNC[place, left_N] = by_centre_NC[left_N] + left_MX @ solved(rest_XX, rest_XC, strength).T
     return predicted_LNC
+
+
+def fold_errors(
+    Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, strengths: Sequence[float], sharpness: float | None
+) -> Tensor:
+    """Return the errors out of fold for each strength, (L,), of one block; see `error_of`."""
+    is_in_N = fold_N >= 0
+    predicted_LNC = out_of_fold(Z_ND, T_NC, fold_N, centre_CD, strengths)
+    return error_of(predicted_LNC[:, is_in_N], T_NC[is_in_N], sharpness)
+
+
+def error_of(predicted_LNC: Tensor, T_NC: Tensor, sharpness: float | None) -> Tensor:
+    """Return the error of each of L predictions: minus the log-likelihood of classes with this sharpness; None: of squares."""
+    if sharpness is None:
+        return ((T_NC - predicted_LNC) ** 2).sum((1, 2))
+    scores_LNC = sharpness * predicted_LNC
+    if _library(T_NC) is not np:
+        return -(scores_LNC.log_softmax(dim=2) * T_NC).sum((1, 2))
+    total_LN1: Any = np.logaddexp.reduce(scores_LNC, axis=2, keepdims=True)
+    errors_L: Tensor = -((scores_LNC - total_LN1) * T_NC).sum((1, 2))
+    return errors_L
 
 
 def squared_error(W_CD: Tensor, G_DD: Tensor, B_DC: Tensor, squares_C: Tensor) -> float:

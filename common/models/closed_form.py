@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from attune.common.errors import SettingError
-from attune.common.models.options import ClosedFormOptions
+from attune.common.models.options import ClosedFormOptions, check_closed_form
 from attune.common.plan import ModelSpec
 
-MOST_INPUTS, MOST_FEATURES, MOST_OUTPUTS = 1 << 14, 4_000, 1_000  # features of all blocks
 PIXELS = (0.5, 0.3)  # mean and deviation by which images enter, the same on all devices
 
 
@@ -41,13 +40,7 @@ class ClosedForm(nn.Module):
 
     def __init__(self, spec: ModelSpec, features: Sequence[int]) -> None:
         super().__init__()
-        if sum(features) > MOST_FEATURES or spec.classes > MOST_OUTPUTS:
-            raise SettingError(
-                f"a closed form takes at most {MOST_FEATURES:,} features and {MOST_OUTPUTS:,} outputs, and here are "
-                f"{sum(features):,} and {spec.classes:,}: take fewer of them (model.features, model.widths), or another method"
-            )
-        if spec.per_position:
-            raise SettingError("a closed form gives one answer for a sample, and here every token has a label")
+        check_closed_form(spec, features)
         self.sharpness = float(spec.options.get("sharpness") or 1.0)
         sizes = [1 + number for number in features]
         self.head = nn.Linear(sum(sizes), spec.classes, bias=False, dtype=torch.float64)
@@ -90,11 +83,6 @@ class RandomFeatures(ClosedForm):
         inputs, self.images, self.options = math.prod(spec.shape), spec.kind == "images", options
         kinds = options.blocks(inputs)
         super().__init__(spec, kinds)
-        if inputs > MOST_INPUTS:
-            raise SettingError(
-                f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample, and here are {inputs:,}: take another "
-                "method, or smaller images"
-            )
         for name, numbers in zip(("frequency", "phase"), options.drawn(inputs), strict=True):
             self.register_buffer(name, torch.from_numpy(numbers), persistent=False)
         sums: dict[str, tuple[int, ...]] = {}

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from attune.common.durable import PUBLIC, write_file
 from attune.common.wire.blobs import Blob
@@ -18,24 +19,27 @@ from attune.common.wire.digest import digest_of
 from attune.common.wire.header import Layout, Limits, TensorSpec, layout_in, layout_of
 from attune.common.wire.malformed import DigestMismatch, Malformed
 
+if TYPE_CHECKING:
+    import torch
+
 HAS_TORCH = find_spec("torch") is not None
 
 
-def as_tensor(values: np.ndarray) -> Any:
+def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor:
     """Return an array as a tensor of torch in the same memory; without torch as it is."""
     if not HAS_TORCH:
-        return values
+        return values  # type: ignore[return-value]  # a light device reads it as an array
     import torch
 
     return torch.from_numpy(values)
 
 
-def room(size: int) -> np.ndarray:
+def room(size: int) -> npt.NDArray[np.uint8]:
     """Return a buffer of so many bytes, whose values are not set."""
     return np.empty(size, dtype=np.uint8)
 
 
-def views(buffer_B: np.ndarray, layout: Layout, who: str) -> dict[str, np.ndarray]:
+def views(buffer_B: npt.NDArray[np.uint8], layout: Layout, who: str) -> dict[str, npt.NDArray[np.float64]]:
     """Return the tensors of a whole blob as views into its bytes, (B,) uint8.
 
     Raises:
@@ -47,7 +51,7 @@ def views(buffer_B: np.ndarray, layout: Layout, who: str) -> dict[str, np.ndarra
     return {name: buffer_B[slice(*spans[name])].view("<f8").reshape(spec.shape) for name, spec in layout.manifest.items()}
 
 
-def read_tensors(where: Path, digest: str | None = None) -> dict[str, np.ndarray]:
+def read_tensors(where: Path, digest: str | None = None) -> dict[str, npt.NDArray[np.float64]]:
     """Return all tensors of a file, which must have this digest, if one is given.
 
     Raises:
@@ -60,7 +64,7 @@ def read_tensors(where: Path, digest: str | None = None) -> dict[str, np.ndarray
     return views(np.frombuffer(data, dtype=np.uint8), layout_in(memoryview(data), Limits(), str(where)), str(where))
 
 
-def write_tensors(where: Path, tensors: Mapping[str, np.ndarray]) -> Blob:
+def write_tensors(where: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> Blob:
     """Write arrays of float64 as one blob, which appears under its name whole or not at all.
 
     Raises:

@@ -118,13 +118,13 @@ def predict(
 
     from attune.fedclient.data import findings
     from attune.fedclient.data.new_samples import new_samples
-    from attune.fedclient.model.artifact import Model
+    from attune.fedclient.model.light_model import load_model
     from attune.fedclient.model.scores import half_widths
     from attune.fedclient.read_options import ReadOptions
 
     check_file(out)
     where = place.home_of(None)
-    loaded = Model.load(where.model, allow_models=allow_models)
+    loaded = load_model(where.model, allow_models)
     info, options, who = loaded.info, ReadOptions.of(**mapping), ", ".join(data)
     samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema, options, id_column)
     unseen = f"training here knew no value of {listed(loaded.unseen)}, so they change no prediction"

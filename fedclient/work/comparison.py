@@ -55,7 +55,7 @@ def compared(
 
 
 def _differences(right: npt.NDArray[Any], rival_right: npt.NDArray[Any]) -> Floats:
-    return (right.astype(np.float64) - rival_right.astype(np.float64)).reshape(len(right), -1).mean(axis=1)
+    return np.asarray((right.astype(np.float64) - rival_right.astype(np.float64)).reshape(len(right), -1).mean(axis=1))
 
 
 def by_group(gain_N: Floats, groups: Places | None) -> Floats:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, "Tensor"]
 SECRET_BYTES = 32
+ROWS, FEATURES = "row", "memory.features"  # tensors of a model that are training samples, or made of single ones
 FITTED_BYTES = 512 << 20  # of fitted models that a process keeps in memory
 
 

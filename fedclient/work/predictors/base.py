@@ -115,7 +115,7 @@ class FineTune(Predictor[FineTuneSettings]):
         return tuned.tensors
 
 
-FEATURES, LABELS = "memory.features", "memory.labels"
+LABELS = "memory.labels"
 BATCH = 512  # samples of one forward
 
 
