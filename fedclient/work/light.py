@@ -266,7 +266,7 @@ def _arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _tensors(arrays: Mapping[str, Array]) -> dict[str, Any]:
-    return {name: as_tensor(np.ascontiguousarray(values)) for name, values in arrays.items()}
+    return {name: as_tensor(np.asarray(values, order="C")) for name, values in arrays.items()}
 
 
 def make_learner(
