@@ -157,7 +157,9 @@ def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None
     """Return W (C, D) with (G + strength I) W' = B + strength C', in which C is the centre (None: 0). Of G half is read."""
     right_DC = B_DC if centre_CD is None else B_DC + strength * centre_CD.T
     if _library(G_DD) is np:  # it factors no symmetric matrix; here G is whole
-        return np.linalg.solve(G_DD + strength * np.eye(len(G_DD)), right_DC).T  # type: ignore[no-any-return]
+        ridge_DD: Any = np.array(G_DD)
+        ridge_DD.flat[:: len(ridge_DD) + 1] += strength
+        return np.linalg.solve(ridge_DD, right_DC).T  # type: ignore[no-any-return]
     ridge_DD = G_DD.clone()
     ridge_DD.diagonal().add_(strength)
     return torch.cholesky_solve(right_DC, torch.linalg.cholesky(ridge_DD)).T.contiguous()

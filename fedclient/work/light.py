@@ -18,6 +18,7 @@ from attune.common.config import convert
 from attune.common.errors import NEEDS_TORCH, HomeMismatch, NoModel, WireError
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.faults import fail_at
+from attune.common.hardware import return_free_memory
 from attune.common.methods import ridge
 from attune.common.methods.method import SOLVED
 from attune.common.metrics import KEPT_RIVALS, RIVALS
@@ -37,6 +38,7 @@ from attune.fedclient.work.portfolio.folds import folds_of
 from attune.fedclient.work.state import check_order_id
 
 DRAWS = (10.0, 1.0, 0.1)  # strengths of a device's own weights where other devices blend the closed form with networks
+BATCH = 64  # samples
 KEPT = "kept"  # the model that the device predicts with, committed beside what it was served
 Array = Any  # of NumPy; common.methods.ridge takes it in place of a tensor
 
@@ -57,8 +59,12 @@ class FixedFeatures:
 
     def of(self, x: Array) -> Array:
         """Return Z (N, D) of samples (N, ...)."""
-        frequency_IR, phase_R = self._drawn
-        return self.options.values(np.asarray(x).reshape(len(x), -1).astype(np.float64), frequency_IR, phase_R, np)
+        (frequency_IR, phase_R), flat_NI = self._drawn, np.asarray(x).reshape(len(x), -1).astype(np.float64)
+        Z_ND = np.empty((len(flat_NI), sum(self.sizes)))
+        for start in range(0, len(flat_NI), BATCH):  # in batches, because the steps to them take several times their memory
+            some = slice(start, start + BATCH)
+            Z_ND[some] = self.options.values(flat_NI[some], frequency_IR, phase_R, np)
+        return Z_ND
 
 
 def answers_of(task: TaskName, scores_NC: Array) -> Array:
@@ -96,13 +102,13 @@ class LightLearner:
         self._part, self._features = SOLVED if plan.closed_form else "attended", FixedFeatures(plan.model)
         self._sharpness = None if plan.task == "regression" else float(self._features.options.sharpness or 1.0)
         y, outputs = np.asarray(prepared.train_y), plan.model.classes
-        self._Z_ND, self._test_ND = self._features.of(prepared.train_x), self._features.of(prepared.test_x)
+        self._x, self._test_x = np.asarray(prepared.train_x), np.asarray(prepared.test_x)
         self._T_NC: Array = np.eye(outputs)[y] if plan.task == "classes" else y.astype(np.float64)
         self._T_NC = 2 * self._T_NC - 1 if plan.task == "multilabel" else self._T_NC
         self._test_y, self._groups = np.asarray(prepared.test_y), prepared.test_groups
         labels = y if plan.task == "classes" else np.zeros(len(y))
         self._fold_N: Array = folds_of(labels, plan.model.kind, prepared.groups, np.zeros(0, dtype=np.intp))
-        shapes = {ridge.WEIGHT: (outputs, self._Z_ND.shape[1]), ridge.STRENGTH: (), ridge.BLOCK: ()}
+        shapes = {ridge.WEIGHT: (outputs, sum(self._features.sizes)), ridge.STRENGTH: (), ridge.BLOCK: ()}
         shapes[ridge.SIZES] = (len(self._features.sizes),)
         manifest: Manifest = {key: TensorSpec("F64", shape) for key, shape in shapes.items()}
         self._state: dict[str, Array] = {key: np.zeros(shape) for key, shape in shapes.items()}
@@ -117,8 +123,8 @@ class LightLearner:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the features and of the weights."""
-        return int(self._Z_ND.nbytes + self._test_ND.nbytes + sum(values.nbytes for values in self._state.values()))
+        """Bytes of the samples and of the weights, which it holds between orders."""
+        return int(self._x.nbytes + self._test_x.nbytes + sum(values.nbytes for values in self._state.values()))
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
         """Return the missing values of an order, as they are: no smaller form is read here."""
@@ -161,7 +167,7 @@ class LightLearner:
             round=order.round,
             trained=is_training,
             task=self.plan.task,
-            samples=len(self._Z_ND),
+            samples=len(self._x),
             test_samples=len(self._test_y),
             bytes_down=work.bytes_down,
             served=served,
@@ -179,19 +185,21 @@ class LightLearner:
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started)
         self.newest = self.orders.commit(result, _tensors(state), beside, parts)
         fail_at(self.name, order.round, "order-committed")
+        return_free_memory()
         self._state, self.holdings = state, msgspec.structs.replace(self.holdings, served=served)
         return self.newest
 
     def _sums(self, state: Mapping[str, Array]) -> dict[str, Array]:
         """Return what the device hands in: its sums, and where it was served weights the errors of those that it draws."""
+        Z_ND = self._features.of(self._x)
         W_CD, errors_nL = state[ridge.WEIGHT], np.zeros((len(self._features.places), len(ridge.STRENGTHS)))
         if self._part != SOLVED and W_CD.any() and self._fold_N is not None:
             sharpness = self._sharpness if self.plan.task == "classes" else None
             for block, place in enumerate(self._features.places):
                 errors_nL[block] = ridge.fold_errors(
-                    self._Z_ND[:, place], self._T_NC, self._fold_N, W_CD[:, place], ridge.STRENGTHS, sharpness
+                    Z_ND[:, place], self._T_NC, self._fold_N, W_CD[:, place], ridge.STRENGTHS, sharpness
                 )
-        return {**ridge.sums_of(self._Z_ND, self._T_NC, self._features.sizes), ridge.ERRORS: errors_nL}
+        return {**ridge.sums_of(Z_ND, self._T_NC, self._features.sizes), ridge.ERRORS: errors_nL}
 
     def _compared(self, result: OrderResult, state: Mapping[str, Array]) -> tuple[OrderResult, dict[str, Array]]:
         """Return the result with the scores of the federation's model and of the local one, and the tensors of the better.
@@ -202,13 +210,14 @@ class LightLearner:
         place = self._features.places[block]
         centre_CD, strength = state[ridge.WEIGHT][:, place], float(state[ridge.STRENGTH])
         strengths = DRAWS if self._part == SOLVED and strength else (strength,)
-        local, error = self._best(place, np.zeros_like(centre_CD), ridge.STRENGTHS)
+        Z_ND = self._features.of(self._x)[:, place]
+        local, error = self._best(Z_ND, np.zeros_like(centre_CD), ridge.STRENGTHS)
         models = {"local": local}
         choice = "local"
         if centre_CD.any():
-            models["personalized"], own_error = self._best(place, centre_CD, strengths)
+            models["personalized"], own_error = self._best(Z_ND, centre_CD, strengths)
             choice = "local" if error < own_error else "personalized"
-        task, y, ends = self.plan.task, self._test_y, self._test_ND[:, place]
+        task, y, ends = self.plan.task, self._test_y, self._features.of(self._test_x)[:, place]
         right = {name: right_of(task, answers_of(task, ends @ W_CD.T), y) for name, W_CD in models.items()} if len(y) else {}
         constant = answers_of(task, np.repeat(self._T_NC.mean(axis=0, keepdims=True), len(y), axis=0)) if right else None
         scores: dict[str, Any] = {}
@@ -232,12 +241,11 @@ class LightLearner:
         W_CD[:, place] = models[choice]
         return result, {**state, ridge.WEIGHT: W_CD, ridge.STRENGTH: np.zeros(())}
 
-    def _best(self, place: slice, centre_CD: Array, strengths: Sequence[float]) -> tuple[Array, float]:
+    def _best(self, Z_ND: Array, centre_CD: Array, strengths: Sequence[float]) -> tuple[Array, float]:
         """Return the weights that are drawn from the centre by the best strength, (C, D), and their squared error out of fold.
 
         With a strength of 0 they are the centre, which does not know these samples.
         """
-        Z_ND: Array = self._Z_ND[:, place]
         T_NC, fold_N = self._T_NC, self._fold_N
         if strengths[0] == 0:
             return centre_CD, float(ridge.error_of((Z_ND @ centre_CD.T)[None], T_NC, None)[0])
