@@ -27,6 +27,9 @@ class AttuneError(Exception):
         return cls(message) if kind == cls.kind else None
 
 
+NEEDS_TORCH = "pip install 'attune-fl[train]'"
+
+
 class SettingError(AttuneError):
     """A setting, flag, method or model is unknown or out of range.
 
@@ -34,6 +37,13 @@ class SettingError(AttuneError):
     """
 
     kind, exit_code, status = "setting", 2, "INVALID_ARGUMENT"
+
+
+def needing(missing: ModuleNotFoundError) -> Exception:
+    """Return the error of an import, in words for people where an installation without torch lacks it."""
+    if (missing.name or "").partition(".")[0] not in ("torch", "sklearn", "threadpoolctl"):
+        return missing
+    return SettingError(f"this needs {missing.name}, and the installation is a light one: {NEEDS_TORCH}")
 
 
 class PortInUse(AttuneError):

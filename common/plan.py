@@ -20,6 +20,7 @@ FEWEST_DEVICES = 5  # devices whose statistics are combined for others; with few
 RARE = 0.2  # share of the rarer of two classes, below which accuracy says little
 FEWEST_ROWS = 10  # rows behind each number that statistics show, and behind what a proposal tells
 MAIN = "main"  # the name of a plan's model among its variants for people; elsewhere it is empty
+LIGHT = "light"  # the variant of devices that take part with the closed form alone, since they have no torch
 FIRST_RUN = "first"  # the name of a federation's first run for people; in the plan and the ledger it is empty
 
 
@@ -179,6 +180,13 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         model = self.variants[name] if name else self.model
         return msgspec.structs.replace(self, model=model, variants={}) if self.variants else self
 
+    def group_of(self, variant: str | msgspec.UnsetType) -> str:
+        """Return the variant whose networks are averaged with those of a device; of light devices one without networks.
+
+        Where all devices have the closed form alone, a light one is like the others.
+        """
+        return "" if not variant or (variant == LIGHT and not self.closed_form) else variant
+
     @property
     def scored(self) -> ScoredTask:
         """The task with its score."""
@@ -206,12 +214,12 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
 
 def check_variant(name: str, known: Collection[str]) -> None:
-    """Check the variant of a model that a device asks for; empty: the plan's model.
+    """Check the variant of a model that a device asks for; empty: the plan's model. A light device checks the plan by itself.
 
     Raises:
         SettingError: It is none of the known ones, which the error names.
     """
-    if name and name not in known:
+    if name not in ("", LIGHT, *known):
         has = f"it has {listed([*known, MAIN])}" if known else "its model has no variants (model.variant)"
         raise SettingError(f"this federation has no variant {clean(name, 40)!r} of its model: {has} (fedclient --variant)")
 

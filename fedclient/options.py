@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from typing_extensions import Self
 
-from attune.common.errors import SettingError
-from attune.common.plan import MAIN, Plan
+from attune.common.errors import NEEDS_TORCH, SettingError
+from attune.common.plan import LIGHT, MAIN, Plan
+from attune.common.wire.arrays import HAS_TORCH
 from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.gate import NO_DEMANDS, PrivacyLimits
-from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
+from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits, light_plan
 from attune.fedclient.messages import Event
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
@@ -49,6 +50,19 @@ class Hooks:
 
 
 NONE = Hooks()
+
+
+def variant_here(asked: str) -> str:
+    """Return the variant that an installation can have: without torch it is the light one.
+
+    Raises:
+        SettingError: It was asked for another one.
+    """
+    if HAS_TORCH or asked == LIGHT:
+        return asked
+    if asked != MAIN:
+        raise SettingError(f"the variant {asked} of a model needs torch, which is not installed: {NEEDS_TORCH}")
+    return LIGHT
 
 
 DisclosedKind = Literal["statistics", "masked-statistics", "sums"]
@@ -100,8 +114,10 @@ class DeviceOptions:
         """Return a plan as this device follows it, with the model of its variant alone.
 
         Raises:
-            SettingError: The plan has no such variant.
+            SettingError: The plan has no such variant, or needs what a light device cannot do.
         """
+        if self.variant == LIGHT:
+            return light_plan(plan)
         return plan.of_variant("" if self.variant == MAIN else self.variant)
 
     @property

@@ -219,7 +219,7 @@ class SimulationResult:
             SettingError: The folder cannot be written.
             DiskFull: The disk has no space left.
         """
-        from attune.fedclient.model.artifact import save
+        from attune.fedclient.model.model_info import save
         from attune.fedserver.view import export
 
         out, snapshot = Path(folder).expanduser(), self._outcome.snapshot

@@ -127,7 +127,7 @@ def disclosed(data: tuple[str, ...], server: str | None, home: Path | None, as_j
     """Show what has left this device: each kind of message with count, bytes and what the last one said."""
     from attune.fedclient.disclosure_log import FILE, as_object, lines_of, read_log
     from attune.fedclient.doctor import meant
-    from attune.fedclient.model.artifact import read_info
+    from attune.fedclient.model.model_info import read_info
 
     for place in meant(home, server, data):
         log = read_log(place.path / FILE)

@@ -22,7 +22,7 @@ from attune.fedclient.table_options import mapping_options, read_options, table_
 
 if TYPE_CHECKING:
     from attune.fedclient.data.new_samples import NewSamples
-    from attune.fedclient.model.artifact import Model
+    from attune.fedclient.model.light_model import FinishedModel
     from attune.fedclient.model.model_info import ModelInfo
     from attune.fedclient.read_options import ReadOptions
 
@@ -120,13 +120,13 @@ def predict(
 
     from attune.fedclient.data import findings
     from attune.fedclient.data.new_samples import new_samples
-    from attune.fedclient.model.artifact import Model
+    from attune.fedclient.model.light_model import load_model
     from attune.fedclient.model.scores import half_widths
     from attune.fedclient.read_options import ReadOptions
 
     check_file(out)
     where = place.home_of(None)
-    loaded = Model.load(where.model, allow_models=allow_models)
+    loaded = load_model(where.model, allow_models)
     info, options, who = loaded.info, ReadOptions.of(**mapping), ", ".join(data)
     arrays = info.model.labels_pixels or info.task == "custom"
     if arrays != (out.suffix.lower() == ".npz"):
@@ -156,7 +156,7 @@ def predict(
     click.echo(f"{len(labels)} {what} in {out}")
 
 
-def write_arrays_of(out: Path, model: Model, samples: NewSamples, probabilities: bool, who: str) -> None:
+def write_arrays_of(out: Path, model: FinishedModel, samples: NewSamples, probabilities: bool, who: str) -> None:
     """Write what is predicted as y of a shard, (N, ...), what tells samples apart as `names`, and `probabilities` if wanted."""
     import numpy as np
 

@@ -16,6 +16,7 @@ import click
 from attune.common.command_group import FILE, ExtensibleGroup
 from attune.common.config import read_toml
 from attune.common.errors import SettingError, nearest
+from attune.common.plan import LIGHT
 from attune.fedclient.cli import device_commands, model_commands, table_commands
 from attune.fedclient.cli.shared import (
     allow_model_option,
@@ -212,7 +213,9 @@ class DeviceCommands(ExtensibleGroup):
 @click.option(
     "--only-model", multiple=True, metavar="NAME", help="Take part only with these models.  [default: all built-in ones]"
 )
-@click.option("--variant", default="main", show_default=True, metavar="NAME", help="Variant of the federation's model.")
+@click.option(
+    "--variant", default="main", show_default=True, metavar="NAME", help="Variant of the model; light: the closed form alone."
+)
 @click.option("--only-run", multiple=True, metavar="NAME", help="Take part only in these runs.  [default: all]")
 @click.option(
     "--site", type=FILE, metavar="TOML",
@@ -319,7 +322,8 @@ def _train(given: dict[str, Any]) -> None:
     for which in (signal.SIGINT, signal.SIGTERM):
         signal.signal(which, leave)
     try:
-        if fleet is None and given["rest"] and "torch" not in sys.modules and sys.platform != "win32":
+        is_small = client.options.variant == LIGHT or "torch" in sys.modules  # or too late to be
+        if fleet is None and given["rest"] and not is_small and sys.platform != "win32":
             resting.run(client.options, screen, given["rest"])
         elif fleet is None:
             client.take_part(screen)

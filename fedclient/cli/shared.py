@@ -16,7 +16,7 @@ import click
 from attune.common import homes
 from attune.common.command_group import FILE, FOLDER, NAME
 from attune.common.durable import NO_SPACE
-from attune.common.errors import AttuneError, DiskFull, SettingError
+from attune.common.errors import AttuneError, DiskFull, SettingError, needing
 from attune.fedclient.address import CONNECT_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 def reported() -> Iterator[None]:
     """Report an error in one line on stderr and end with its exit code, without a traceback."""
     try:
-        yield
+        try:
+            yield
+        except ModuleNotFoundError as missing:
+            raise needing(missing) from None
     except AttuneError as error:
         click.echo(f"fedclient: {error}", err=True)
         sys.exit(error.exit_code)

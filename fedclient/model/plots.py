@@ -23,8 +23,9 @@ from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.prepare import check_labelled_alike
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.model import drawings
-from attune.fedclient.model.artifact import Model, in_unit
+from attune.fedclient.model.artifact import Model
 from attune.fedclient.model.drawings import over_patches
+from attune.fedclient.model.light_model import in_unit
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attune.common.errors import SettingError, ShardError
+from attune.common.errors import NEEDS_TORCH, SettingError, ShardError
 from attune.common.statistics import LEVEL, wilson
 from attune.common.task import SCORED
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.home import DeviceHome
-from attune.fedclient.model.artifact import Model, in_unit
+from attune.fedclient.model.light_model import FinishedModel, in_unit, load_model
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.work.areas import overlap
 from attune.fedclient.work.auroc import Events, aurocs, has_cases, rarer
@@ -52,7 +53,7 @@ def score_on_test_part(
     home: DeviceHome, shard: Path, table: ReadOptions = PLAIN, allow_models: Collection[str] = ()
 ) -> TestPartScore:
     """Evaluate the model in `home` on the test part of `shard`. Raises NoModel, and the errors of load_shard and evaluate."""
-    model = Model.load(home.model, allow_models=allow_models)
+    model = load_model(home.model, allow_models)
     info = model.info
     loaded = load_shard(shard, options=info.options_for(shard, table), held=home.held_rows())
     metric = SCORED["dice" if info.model.labels_pixels else info.task].metric
@@ -69,7 +70,9 @@ def mean_scores(scores: Sequence[TestPartScore]) -> dict[str, float]:
     }
 
 
-def half_widths(model: Model, path: Path, table: ReadOptions = PLAIN, held: Collection[str] = ()) -> npt.NDArray[np.float64]:
+def half_widths(
+    model: FinishedModel, path: Path, table: ReadOptions = PLAIN, held: Collection[str] = ()
+) -> npt.NDArray[np.float64]:
     """Return how far the interval of a prediction reaches to both sides, for each of K numbers, (K,), in the unit of y.
 
     A new sample like those of the test part lies in its interval with a probability of LEVEL, whatever the model: split
@@ -101,8 +104,10 @@ def half_widths(model: Model, path: Path, table: ReadOptions = PLAIN, held: Coll
 SMALLEST = 1e-12  # probability of which a logarithm is taken
 
 
-def scores_on(model: Model, shard: Shard) -> dict[str, float] | str:
+def scores_on(model: FinishedModel, shard: Shard) -> dict[str, float] | str:
     """Return the scores by name; or in words why there are none. Errors: `Model.right`."""
+    if find_spec("sklearn") is None:
+        return f"other scores need scikit-learn: {NEEDS_TORCH}"
     (features, y), info, groups = model.test_part(shard), model.info, shard.test_places
     if info.task == "regression":
         return of_numbers(in_unit(y, info.targets), in_unit(model.answers_of(features), info.targets))

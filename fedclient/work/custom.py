@@ -15,7 +15,8 @@ from attune.common.plan import ModelSpec, Plan
 from attune.common.plugins import own_measure
 from attune.common.task import ScoredTask
 from attune.fedclient.work.areas import Areas
-from attune.fedclient.work.measures import LOWEST, MEASURES, Measure, ScoresAnswer
+from attune.fedclient.work.comparison import LOWEST
+from attune.fedclient.work.measures import MEASURES, Measure, ScoresAnswer
 
 
 class CustomMeasure(ScoresAnswer):

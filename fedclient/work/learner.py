@@ -41,9 +41,8 @@ from attune.fedclient.work.device_state import DeviceState
 from attune.fedclient.work.dial import dial_of
 from attune.fedclient.work.embedding import FROM_SEED, PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.evaluation import DeviceModels, Evaluation
-from attune.fedclient.work.executor import Jobs, Work, alone
+from attune.fedclient.work.executor import Cancelled, Jobs, Work, alone
 from attune.fedclient.work.objectives.base import Tensors
-from attune.fedclient.work.objectives.descent import Cancelled
 from attune.fedclient.work.orders import Holdings, OrderStore, check_encodings, manifests_of, rebuilt
 from attune.fedclient.work.own_loop import check_loop
 from attune.fedclient.work.portfolio.folds import fold_of

@@ -16,11 +16,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from attune.common.errors import SettingError
 from attune.common.task import ScoredTask
 from attune.fedclient.work.calibration import SHARPNESSES
+from attune.fedclient.work.comparison import LOWEST
 from attune.fedclient.work.survival import c_index, cox_loss, has_pairs
 
 WORST = 1e30  # of a squared error: squares of it are finite
 PRIOR_ERRORS = 3  # squared errors of 1, the variance of the federation, that join those of a model's held-out samples
-LOWEST = -1.0  # of a mean score that is reported: one device that diverged must not hide all others in a mean
 
 
 class Measure(ABC):

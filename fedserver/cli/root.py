@@ -13,7 +13,7 @@ from attune import seams
 from attune.common import homes
 from attune.common.command_group import PATH, ExtensibleGroup
 from attune.common.config import load_settings
-from attune.common.errors import AttuneError, SettingError
+from attune.common.errors import AttuneError, SettingError, needing
 from attune.fedserver.cli import privacy, results, running, tokens
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, SETTINGS
 
@@ -32,7 +32,10 @@ def main() -> None:
     """Run the command; an AttuneError becomes one line on stderr and its exit code."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        cli.main(standalone_mode=False)
+        try:
+            cli.main(standalone_mode=False)
+        except ModuleNotFoundError as missing:
+            raise needing(missing) from None
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

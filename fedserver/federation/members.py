@@ -11,7 +11,7 @@ from typing import Any
 
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, UpdateRefused
 from attune.common.exchange.messages import Description, Hello, Notice, SecureMessage, read_profile
-from attune.common.plan import MAIN, check_variant
+from attune.common.plan import LIGHT, MAIN, check_variant
 from attune.common.protocol import (
     DESCRIPTION,
     EMBEDDING,
@@ -164,9 +164,12 @@ class Members:
         if not self._streams.is_current(stream):
             return False
         if self._state.plan is not None:
-            await self._planner.vary(self._state.plan, {name: profile})
-            if (before := self._planner.variants.get(name, "")) != (profile.variant or ""):
-                await self._refuse(name, SettingError(OTHER_VARIANT.format(name, before or MAIN, profile.variant or MAIN)))
+            group = self._state.plan.group_of(profile.variant)
+            row = await self._state.storage.ledger.device(name) if group == LIGHT else None
+            if row is None or row.fetched < 0:  # else it is light already, or has a network in this run
+                await self._planner.vary(self._state.plan, {name: profile})
+            if (before := self._planner.variants.get(name, "")) != group:
+                await self._refuse(name, SettingError(OTHER_VARIANT.format(name, before or MAIN, group or MAIN)))
                 return False
         labels = ", ".join(map(str, profile.labels))[:KEPT_LABELS]
         await self._update(

@@ -14,7 +14,7 @@ import msgspec
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.exchange.messages import Notice, Welcome
 from attune.common.faults import SERVER, fail_at
-from attune.common.plan import Plan, Profile
+from attune.common.plan import LIGHT, Plan, Profile
 from attune.common.protocol import LOCAL_SCALE
 from attune.common.schema import Schema
 from attune.common.text import clean, listed
@@ -166,15 +166,17 @@ class Planner:
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
         for line in planning.notes_on(plan, settings):
             LOG.info("%s", line)
-        fewest_alike = min(Counter(profile.variant for profile in profiles.values()).values())
+        groups = [plan.group_of(profile.variant) for profile in profiles.values()]
+        fewest_alike = min(Counter(group for group in groups if group != LIGHT).values(), default=0)
         for why in settings.what_liars_can(fewest_alike) if self._fewest > 1 else ():
             LOG.warning("%s", why)
         for name in profiles:
             state.streams.send(name, self.welcome(plan))
 
     async def vary(self, plan: Plan, profiles: Mapping[str, Profile]) -> None:
-        """Fix the variant of the model that devices have in this run, if the plan has variants."""
-        chosen = {name: profile.variant or "" for name, profile in profiles.items()} if plan.variants else {}
+        """Fix the variant of the model that devices have in this run, if the plan has variants, or a device has no network."""
+        groups = {name: plan.group_of(profile.variant) for name, profile in profiles.items()}
+        chosen = {name: group for name, group in groups.items() if plan.variants or group}
         if new := {name: variant for name, variant in chosen.items() if name not in self.variants}:
             write = partial(self._state.storage.ledger.note_variants, new)
             await self._state.troubles.overcome("writing the devices' variants", write)

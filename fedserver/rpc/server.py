@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from attune.common import hardware
 from attune.common.config import ServerSettings
 from attune.common.errors import LedgerBusy, LimitExceeded, PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
@@ -258,7 +259,7 @@ class GrpcServer:
         calm = not look.too_much and not look.paused
         if calm and self._connections.ended - self._returned >= (1 if self._cut else MANY_ENDED):
             self._returned, self._cut = self._connections.ended, False
-            asyncio.get_running_loop().run_in_executor(None, process.return_free_memory)
+            asyncio.get_running_loop().run_in_executor(None, hardware.return_free_memory)
         for kind, dropped, why in (
             (HANDSHAKE, look.too_long, "connections that had not finished the handshake were dropped"),
             (TooMany.kind, look.too_many, "connections of one certificate were dropped"),

@@ -19,7 +19,8 @@ from attune.contrib.gp.objective import OMEGA, TREE, GpObjective, GpPredictor, c
 from attune.contrib.gp.process import gibbs, log_evidence, own_covariance
 from attune.fedclient.work.objectives.base import LocalTask, Network
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged
-from attune.fedclient.work.predictors.base import FEATURES, LABELS
+from attune.fedclient.work.orders import FEATURES
+from attune.fedclient.work.predictors.base import LABELS
 from tests.fedclient.work.predictors.test_knn import Body
 from tests.fedclient.work.predictors.test_knn import task_of as of_model
 

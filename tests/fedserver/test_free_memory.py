@@ -17,11 +17,12 @@ import pytest
 from attune.common.aio import run, timeout
 from attune.common.config import ServerSettings, convert
 from attune.common.errors import FederationFailed, SettingError
+from attune.common.hardware import return_free_memory
 from attune.features.web.serving import PageAddress, names_of
 from attune.fedserver import app
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.home import ServedAddress
-from attune.fedserver.process import ENROLLING_MAPPING_BYTES, map_blocks, return_free_memory
+from attune.fedserver.process import ENROLLING_MAPPING_BYTES, map_blocks
 
 BLOCKS, BLOCK_BYTES = 4000, 8 << 10
 NOT_GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory in other ways")

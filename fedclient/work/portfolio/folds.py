@@ -5,14 +5,19 @@ N samples, G groups.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from attune.common.plan import Kind, Plan
+from attune.common.wire.arrays import as_tensor
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import NEIGHBOURS, in_long_runs
 from attune.fedclient.data.prepare import Prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDS = 5
 FEWEST = 5  # samples, or groups; with fewer, folds would say nothing
@@ -43,13 +48,13 @@ def folds_of(label_N: Array, kind: Kind, group_N: Array | None, first: npt.NDArr
     return _all_folds(label_N, kind, group_N)
 
 
-def fold_of(data: Prepared, plan: Plan) -> torch.Tensor | None:
+def fold_of(data: Prepared, plan: Plan) -> Tensor | None:
     """Return the fold of each sample that networks train on, (N,), as `folds_of`; None for too few."""
     places, number = data.places[: len(data.train_x)], len(data.train_x)
     labels = data.train_y.cpu().numpy() if plan.task == "classes" else np.zeros(number)
     groups = None if data.groups is None else data.groups[places]
     folds = folds_of(labels, plan.model.kind, groups, np.zeros(0, dtype=np.intp))
-    return None if folds is None else torch.from_numpy(folds)
+    return None if folds is None else as_tensor(folds)
 
 
 def _all_folds(label_N: Array, kind: Kind, group_N: Array | None) -> Folds | None:
