@@ -1,16 +1,13 @@
 """Benchmarks of privacy: single updates from secure sums, methods with noise, and attacks in the table of docs/security.md."""
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import private_methods, private_tables, secure_solving, visible
-from benchmarks.private_methods import COLUMNS, SCORE, TASKS
-from benchmarks.result_file import Results
+from benchmarks import secure_solving, visible
 from benchmarks.secure_solving import SeenSums
 
 
@@ -33,35 +30,6 @@ def test_devices_that_remember_give_fewer_sums(monkeypatch: pytest.MonkeyPatch, 
     assert done.exit_code == 0
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert [row["sums"] for row in rows] == ["4", "2"]
-
-
-METHODS = ("local", "fedavg", "fedavg+ft")
-SMALL = replace(TASKS["digits-linear"], methods=METHODS, rounds=2, seeds=(0, 1), trial_seeds=(0,))
-SMALL = replace(SMALL, rates=(1e-6, 0.3), epochs=(1,), clips=(1.0,))
-GOOD, POOR = ("train.lr=0.3 train.local_epochs=1 privacy.clip=1", "train.lr=1e-06 train.local_epochs=1 privacy.clip=1")
-POOR_TUNED, TUNED = (f"{settings} method.tune_epochs=20" for settings in (POOR, GOOD))
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(private_methods, "TASKS", {"digits-linear": SMALL})
-    monkeypatch.setattr(private_tables, "TASKS", {"digits-linear": SMALL})
-    monkeypatch.setattr(private_tables, "OUT", tmp_path)
-    return tmp_path
-
-
-def test_settings_are_chosen_on_validation_parts_and_a_second_start_runs_nothing(small: Path) -> None:
-    words = ["--task", "digits-linear", "--epsilon", "8", "--out", str(small)]
-    done = CliRunner().invoke(private_methods.main, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    rows = Results(small / "digits-linear.csv", COLUMNS).rows()
-    assert {row["settings"] for row in rows if row["part"] == "test"} == {GOOD, TUNED}
-    assert len(rows) == 3 * (2 + 2)
-    before = (small / "digits-linear.csv").read_bytes()
-    assert CliRunner().invoke(private_methods.main, words).exit_code == 0
-    assert (small / "digits-linear.csv").read_bytes() == before
-    score = {(row["method"], row["seed"]): float(row[SCORE]) for row in rows if row["part"] == "test"}
-    assert all(score["fedavg+ft", seed] > score["fedavg", seed] for seed in "01")
 
 
 ROOT = Path(__file__).parents[2]

@@ -1,24 +1,11 @@
 """The benchmarks of simulations, in small: each figure is what its name says. How fast it was is not tested."""
 
-import json
-
 import numpy as np
-from click.testing import CliRunner
 
-from attune.fedclient.cli import main as fedclient
 from attune.fedclient.work.stacked.lockstep import Stacked
 from benchmarks import long_simulation
 from benchmarks.contenders import task
-from benchmarks.federation import Home
 from benchmarks.stacked import CASES, Device
-
-
-def written(command, arguments, out):
-    """Run a benchmark's command with `--out`, and return the file that it has written."""
-    said = CliRunner().invoke(command, [*map(str, arguments), "--out", str(out)], catch_exceptions=False)
-    assert said.exit_code == 0, said.output
-    return json.loads(out.read_bytes())
-
 
 # --- a whole experiment
 
@@ -31,19 +18,6 @@ def test_only_stacked_training_counts_as_training():
     assert timed.training_s > 0.0
     plain = Stacked().run([each.training() for each in devices])
     assert [each.loss for each in trained] == [each.loss for each in plain]
-
-
-def test_the_experiment_trains_all_devices_stacked(tmp_path, monkeypatch):
-    def partitioned(self, program, *words):
-        said = CliRunner().invoke(fedclient, [*map(str, words)], catch_exceptions=False)
-        assert program == "fedclient" and said.exit_code == 0, said.output
-
-    monkeypatch.setattr(Home, "run", partitioned)  # within this process
-    run = written(long_simulation.main, ["--devices", 4, "--rounds", 2, "--every", 1, "--last", 1], tmp_path / "long.json")[
-        "run"
-    ]
-    assert (run["devices"], run["rounds"], run["method"], run["one_by_one"]) == (4, 2, "fedmcsa", [])
-    assert run["overhead_ms"] > 0
 
 
 # --- many devices

@@ -9,7 +9,7 @@ from attune.common.config import convert, parse_assignment, read_toml
 from attune.common.errors import SettingError
 from attune.fedserver.core.planning import resolve
 from attune.simulation.grid_search import SHARED
-from benchmarks import rows, study
+from benchmarks import study
 from benchmarks.grid import EVERY_METHOD, Grid, alternatives, chosen
 
 FILES = sorted((Path(study.__file__).parent / "studies").glob("*.toml"))
@@ -43,19 +43,6 @@ def test_validation_shards_hold_training_samples_only(tmp_path):
     assert sorted([*train["x"][:, 0], *test["x"][:, 0]]) == list(range(40))
     assert np.bincount(test["y"]).tolist() == [5, 5], "of every class a quarter"
     assert (made / "meta.json").read_text() == '{"classes": [0, 1]}'
-
-
-def test_harmed_is_whoever_is_worse_than_a_rival_by_more_than_chance():
-    """Compare 10 to 0 with one rival: p = 2 / 2^10, twice that for two rivals; 5 to 0 is 0.0625, which may be chance."""
-
-    def client(common: tuple[int | None, int | None], local: tuple[int | None, int | None]) -> dict[str, int | None]:
-        (bc, wc), (bl, wl) = common, local
-        return {"better_than_common": bc, "worse_than_common": wc, "better_than_local": bl, "worse_than_local": wl}
-
-    nothing = (None, None)
-    clients = [client((0, 10), (3, 3)), client((10, 0), nothing), client((0, 5), nothing), client(nothing, nothing)]
-    assert rows.harmed({"clients": clients}) == 1
-    assert rows.harmed({"clients": clients[3:]}) is None
 
 
 TRAIN = [["train.lr=0.01", "train.batch_size=16"], ["train.lr=0.1", "train.batch_size=32"]]

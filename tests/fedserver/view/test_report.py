@@ -118,12 +118,6 @@ def test_training_that_cannot_reach_its_quorum_is_waiting(connected, reported, s
     assert state_of(record, connected, reported, RoundSettings(min_clients=2), served=served) == expected
 
 
-def test_adapting_waits_for_one_newcomer_only():
-    record = Record(phase=Phase.TRAINING, devices=("x", "y"), cohort=("x", "y"), adapting={"x": 0, "y": 0})
-    states = [state_of(record, who, set(), RoundSettings(min_clients=2), served=True) for who in ({"x"}, {"a"})]
-    assert states == ["training", "waiting"]
-
-
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.AGGREGATING, Phase.DONE, Phase.FAILED])
 def test_other_phases_are_said_as_they_are(phase):
     assert state_of(Record(phase=phase), set(), set(), RoundSettings(), served=True) == str(phase)
