@@ -213,6 +213,7 @@ class DeviceCommands(ExtensibleGroup):
     "--only-model", multiple=True, metavar="NAME", help="Take part only with these models.  [default: all built-in ones]"
 )
 @click.option("--variant", default="main", show_default=True, metavar="NAME", help="Variant of the federation's model.")
+@click.option("--tag", default="", metavar="NAME", help="A tag of this device, to which the operator may limit rounds.")
 @click.option("--only-run", multiple=True, metavar="NAME", help="Take part only in these runs.  [default: all]")
 @click.option(
     "--site", type=FILE, metavar="TOML",
@@ -270,7 +271,7 @@ def _train(given: dict[str, Any]) -> None:
 
     hooks = Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
     same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label", "authority", "signer", "units",
-            "variant",
+            "variant", "tag",
             "proxy", "proxy_credentials")  # fmt: skip
     client = Client(
         data=Path(given["data"][0]),

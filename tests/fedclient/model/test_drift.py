@@ -99,5 +99,5 @@ def test_a_sample_counts_once_and_a_risen_error_is_found(device: tuple[Path, Pat
     told = CliRunner().invoke(main, ["watch", "--home", str(home.path), "--data", str(tmp_path / "bad.csv"), "--json"])
     assert msgspec.json.decode(told.output)["drift"] is True and msgspec.json.decode(told.output)["counted"] == 250
     (home.path / "drift.json").write_text("{")
-    with pytest.raises(HomeMismatch, match="drift.json is damaged"):
+    with pytest.raises(HomeMismatch, match=r"drift\.json is damaged"):
         watch_new(home, tmp_path / "bad.csv", reference=shard)
