@@ -155,6 +155,9 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 Days = Annotated[float, msgspec.Meta(ge=0.0007)]  # a minute
 
 
+TAG = "[A-Za-z0-9][A-Za-z0-9._-]{0,31}"  # of devices
+
+
 class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Participation in a round, its closing, its encodings and its evaluations."""
 
@@ -213,6 +216,8 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Encoding of what devices are served. Empty: as `round.encoding` says. zstd: compressed without loss, as the change from
     # what the device holds. Needs the extra `zstd` on both sides.
     served: Literal["", "zstd"] = ""
+    # tag:NAME: only devices with this tag train; the others evaluate. Empty: all.
+    devices: Annotated[str, msgspec.Meta(pattern=f"^(tag:{TAG})?$")] = ""
     # Interval, in rounds, at which all devices also evaluate the new state. 0: only at the end.
     evaluate_every: CountOrZero = 0
     # Do these evaluations only in this number of last rounds (FedTP: 5 and 200 of 1500 rounds). 0: in all rounds.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from attune.common.config import PrivacySettings, TrainSettings
+from attune.common.config import TAG, PrivacySettings, TrainSettings
 from attune.common.errors import SettingError
 from attune.common.schema import Column, Schema
 from attune.common.task import SCORED, ScoredTask, TaskName
@@ -68,6 +69,7 @@ class Profile(msgspec.Struct, frozen=True):
     proposal: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: a schema, which the server merges with others
     rare: bool | msgspec.UnsetType = msgspec.UNSET  # True: of two classes one has less than RARE of the training samples
     variant: str | msgspec.UnsetType = msgspec.UNSET  # of the model, as the device's owner has chosen; unset: the plan's own
+    tag: str | msgspec.UnsetType = msgspec.UNSET  # by which rounds may be limited; unset: the device gives itself none
 
     @property
     def labels_pixels(self) -> bool:
@@ -228,6 +230,19 @@ ONE_MEAN = (
     "masked sums (privacy.secure_aggregation) give of a score its mean by samples alone: AUROCs with their intervals and tests "
     "come from evaluations, which leave each site unmasked (fedclient --metrics none sends none), and no ROC curves are sent"
 )
+
+
+def check_tag(tag: str) -> str:
+    """Return a tag of a device, if it is one; empty: it has none.
+
+    Raises:
+        SettingError: It is none.
+    """
+    if tag and not re.fullmatch(TAG, tag):
+        raise SettingError(
+            f"{clean(tag, 40)!r} is no tag: letters, digits, `.`, `_` and `-`, at most 32, a letter or digit first"
+        )
+    return tag
 
 
 def standardisation(plan: Plan) -> str:

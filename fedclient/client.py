@@ -168,6 +168,7 @@ class Client:
         proxy: HTTP proxy through which the server and S3 stores are reached, HOST:PORT; "env": that of the environment.
         proxy_credentials: File with USER:PASSWORD for it.
         variant: Variant of the federation's model, such as a smaller one for this device; "light": the closed form alone.
+        tag: Tag of this device, to which the operator may limit rounds; empty: none.
         kind: "tokens" if arrays of whole numbers (N, T) are tokens; otherwise they are features.
 
     Raises:
@@ -207,6 +208,7 @@ class Client:
         proxy: str | None = None,
         proxy_credentials: str | Path | None = None,
         variant: str = MAIN,
+        tag: str = "",
     ) -> None:
         if unknown := [word for word in disclose if word not in get_args(DisclosedKind)]:
             raise SettingError(f"disclose={unknown[0]!r} is not known; known: {', '.join(get_args(DisclosedKind))}")
@@ -244,6 +246,7 @@ class Client:
             table=reading,
             units=units,
             variant=variant_here(variant),
+            tag=tag,
             allow_plugins=tuple(plugins),
             direct_hosts=tuple(map(store_origin, direct_hosts)),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),

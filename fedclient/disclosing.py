@@ -63,7 +63,8 @@ def hello_of(options: DeviceOptions, shard: LazyShard, empty: bool, in_no_sum: b
     transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
     scales_alone = shard.profile.kind in ("series", "tabular") and shard.profile.columns is None
     in_no_sum = in_no_sum and not scales_alone  # else sums over its samples mean something else than those of others
-    profile = msgspec.structs.replace(shard.profile, variant=msgspec.UNSET if options.variant == MAIN else options.variant)
+    variant, tag = msgspec.UNSET if options.variant == MAIN else options.variant, options.tag or msgspec.UNSET
+    profile = msgspec.structs.replace(shard.profile, variant=variant, tag=tag)
     now = (word for word, is_so in ((EMPTY, empty), (IN_NO_SUM, in_no_sum)) if is_so)
     can = (*SPOKEN, *transforms, *abilities(options, shard.profile), *now)
     return Hello(f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(Gate(options).profile(profile, shard.declares)), can)

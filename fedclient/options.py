@@ -11,7 +11,7 @@ from typing import Any, Literal
 from typing_extensions import Self
 
 from attune.common.errors import NEEDS_TORCH, SettingError
-from attune.common.plan import LIGHT, MAIN, Plan
+from attune.common.plan import LIGHT, MAIN, Plan, check_tag
 from attune.common.wire.arrays import HAS_TORCH
 from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.gate import NO_DEMANDS, PrivacyLimits
@@ -109,6 +109,7 @@ class DeviceOptions:
     woken_by: tuple[Event, ...] = ()  # events that come before those of the stream
     table: ReadOptions = PLAIN  # where the data are a table: which column is what
     variant: str = MAIN  # of the federation's model
+    tag: str = ""  # by which the operator may limit rounds; empty: none
 
     def plan_here(self, plan: Plan) -> Plan:
         """Return a plan as this device follows it, with the model of its variant alone.
@@ -149,6 +150,7 @@ class DeviceOptions:
         return ""
 
     def __post_init__(self) -> None:
+        check_tag(self.tag)
         if self.table.proposes and self.privacy.needs_noise:
             raise SettingError(
                 "--schema auto tells the server of single rows, and with --max-epsilon or --max-delta nothing leaves without "

@@ -28,10 +28,11 @@ from attune.fedserver.ports.blobs import STATE
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
 from attune.fedserver.stores import transfer
 from attune.fedserver.stores.audit import entries_in, head_of, next_line
+from attune.fedserver.stores.database import put_value, value_in
 from attune.fedserver.stores.disk import DATABASE_FILE, OF_THE_HOME
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, make_folders
 from attune.fedserver.stores.table_ledger import TableLedger
-from attune.fedserver.stores.tables import Tables, certificate_in, put_value, snapshot_in, value_in
+from attune.fedserver.stores.tables import Tables, certificate_in, snapshot_in
 
 if TYPE_CHECKING:
     from attune.features.remote.direct_s3 import DirectS3

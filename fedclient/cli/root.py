@@ -216,6 +216,7 @@ class DeviceCommands(ExtensibleGroup):
 @click.option(
     "--variant", default="main", show_default=True, metavar="NAME", help="Variant of the model; light: the closed form alone."
 )
+@click.option("--tag", default="", metavar="NAME", help="A tag of this device, to which the operator may limit rounds.")
 @click.option("--only-run", multiple=True, metavar="NAME", help="Take part only in these runs.  [default: all]")
 @click.option(
     "--site", type=FILE, metavar="TOML",
@@ -273,7 +274,7 @@ def _train(given: dict[str, Any]) -> None:
 
     hooks = Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
     same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label", "authority", "signer", "units",
-            "variant",
+            "variant", "tag",
             "proxy", "proxy_credentials")  # fmt: skip
     client = Client(
         data=Path(given["data"][0]),

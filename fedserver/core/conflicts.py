@@ -36,7 +36,7 @@ GENERATED = " (with 1,000 devices and epsilon = 8, FedTP was tried and has an ac
 SERVED, SINGLE = "each order must start from what the server serves", "it compares single updates"
 DRAW = "only independent draws of each device may be counted on"
 LIKELIHOODS = "it chooses by how likely each held-out sample is, and a Cox model gives no such likelihood. Leave it out"
-GIVEN = "round.given"
+GIVEN, TAGGED = "round.given", "round.devices"
 PAIRS = [
     *((GIVEN, f'privacy.unit = "{unit}"', "nothing is trained") for unit in ("example", "group", "client")),
     (
@@ -69,6 +69,9 @@ PAIRS = [
         )
         for unit in ("example", "group", "client")
     ),
+    (TAGGED, BUFFERED, "orders go on from round to round, to all devices"),
+    (TAGGED, CLIENT, DRAW),
+    (TAGGED, "round.adapt_rounds", "newcomers have rounds of their own, whatever their tag"),
     (CLIENT, SECURE, "the server clips single updates"),
     (CLIENT, "method.bound_change", SINGLE),
     (CLIENT, "method.bound_samples", SINGLE),

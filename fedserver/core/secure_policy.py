@@ -162,7 +162,7 @@ class SameCohortRounds(Synchronous):
                 f"them, or leave at least {least} of the {len(cohort)} out (round.left_out)"
             )
         able, least = len(self._candidates(state)), self.settings.min_clients
-        if able < least <= len(state.connected):
+        if able < least <= len(state.inside):
             return f"round.left_out leaves {able} devices, and round.min_clients is {least}"
         return super().refuses(state)
 
@@ -189,7 +189,7 @@ class SameCohortRounds(Synchronous):
 
     def _candidates(self, state: Round) -> frozenset[str]:
         """Return the connected devices that the operator has not left out."""
-        return state.connected - frozenset(self.settings.left_out)
+        return state.inside - frozenset(self.settings.left_out)
 
 
 EXCHANGES = 5  # of a sum: `round.grace_s` is for all of them together

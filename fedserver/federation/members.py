@@ -11,7 +11,7 @@ from typing import Any
 
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, UpdateRefused
 from attune.common.exchange.messages import Description, Hello, Notice, SecureMessage, read_profile
-from attune.common.plan import LIGHT, MAIN, check_variant
+from attune.common.plan import LIGHT, MAIN, check_tag, check_variant
 from attune.common.protocol import (
     DESCRIPTION,
     EMBEDDING,
@@ -27,7 +27,7 @@ from attune.common.protocol import (
 )
 from attune.common.schema import UNIT_VERDICTS
 from attune.common.text import listed
-from attune.fedserver.core import data_form
+from attune.fedserver.core import data_form, tags
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.adaptation import describes_devices, embeds_on_devices
@@ -77,6 +77,7 @@ class Members:
         self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
         self._early: list[Stream] = []  # of devices that came before there was a plan
         self._describes = describes_devices(state.settings.configured)
+        self._tags: dict[str, str] = {}  # as the ledger has them
         self._described: dict[str, bool] = {}  # devices that have told of their data, or not to: whether the lab knows it
         self._silent: dict[str, Stream] = {}  # newcomers that know the plan and are still to tell of their data
 
@@ -124,6 +125,7 @@ class Members:
             raise SettingError(f"{name} cannot evaluate a given model (fedserver evaluate): update fedclient")
         self._state.revoked.check(name)
         data_form.check_possible(profile, name)
+        check_tag(profile.tag or "")
         check_profile(self._settings.privacy, profile, name)
         check_variant(profile.variant or "", self._settings.variants)
         if self._state.plan is not None:
@@ -148,6 +150,7 @@ class Members:
         """
         arrived, self._arrived = self._arrived, []
         streams = [stream for stream, note in arrived if await self._is_in(stream, note)]
+        await self._note_tags(streams)
         if self._state.plan is not None:
             await self._enter(streams)
         else:
@@ -185,17 +188,29 @@ class Members:
         self.survey.connected(name)
         return True
 
+    async def _note_tags(self, streams: Sequence[Stream]) -> None:
+        ledger, profiles = self._state.storage.ledger, {stream.name: stream.profile for stream in streams}
+        self._tags = await ledger.tags()
+        if new := tags.tags_told(profiles, self._tags):
+            await ledger.note_tags(new)
+            self._tags |= new
+
     async def _enter(self, streams: Sequence[Stream]) -> None:
         """Tell the round about devices that know the plan. A newcomer waits until it has told of its data, if it will."""
         present = {stream.name: stream.empty for stream in streams if self._streams.is_current(stream)}
-        contributed = {device.name for device in await self._known(present) if device.contributed}
+        known = await self._known(present)
+        contributed = {device.name for device in known if device.contributed}
+        asked = self._settings.round.devices
+        outside = {device.name for device in known if tags.is_outside(asked, tags.tag_of(device, self._tags))}
         if self._describes and self._state.round.record.round:
-            asked = {name for name in present.keys() - contributed if not self._described.get(name)}
-            silent = {one.name: one for one in streams if one.name in asked and DESCRIPTION in one.known}
+            unheard = {name for name in present.keys() - contributed if not self._described.get(name)}
+            silent = {one.name: one for one in streams if one.name in unheard and DESCRIPTION in one.known}
             self._silent |= silent
             present = {name: empty for name, empty in present.items() if name not in silent}
         now = self._state.clock.monotonic()
-        await self._handle(*(events.Connected(name, now, name not in contributed, empty) for name, empty in present.items()))
+        await self._handle(
+            *(events.Connected(name, now, name not in contributed, no, name in outside) for name, no in present.items())
+        )
         for name in present:
             self._secure.connected(name)
 

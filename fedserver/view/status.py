@@ -28,6 +28,7 @@ from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts, poole
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord, Report
+from attune.fedserver.core.tags import tag_of
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 
 ROUNDING = 1e-6  # of a reported epsilon
@@ -272,6 +273,7 @@ def status(
         "clients": [
             _client(device, device.name in connected, awaited, reported, finishers)
             | {"variant": (snapshot.variants.get(device.name) or MAIN) if snapshot.variants else None}
+            | ({"tag": tag_of(device, snapshot.tags) or None} if snapshot.tags else {})
             | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
             | {"accuracy": latest.get(device.name, (None,))[0]}
             | {"interval": interval_of(*latest[device.name], task) if device.name in latest else None}
