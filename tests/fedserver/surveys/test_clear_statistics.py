@@ -40,35 +40,6 @@ def surveyed(sites: Sequence[Table], classes: Sequence[Sequence[int]] | None = N
     return clear_fleet(sums, sketches, dict.fromkeys(sums, PROFILE), {})
 
 
-def test_twenty_sites_agree_with_numpy_on_the_joined_tables() -> None:
-    sites = tables(20, apart=1.0)
-    joined = np.concatenate(sites)
-    found = surveyed(sites)
-    assert found.devices == 20 and found.samples == 800
-    for place, name in enumerate(("age", "dose")):
-        column, values = found.columns[name], joined[~np.isnan(joined[:, place]), place]
-        assert column.rows == len(values) and column.missing == pytest.approx(1 - len(values) / 800)
-        assert column.mean == pytest.approx(values.mean(), rel=1e-12)
-        assert column.deviation == pytest.approx(values.std(), rel=1e-12)
-        assert column.quantiles is not None and len(column.quantiles) >= 5
-        for share, value in column.quantiles.items():
-            true = np.quantile(values, float(share), method="inverted_cdf")
-            assert abs(value - true) <= 0.01 * abs(true - values.mean()) + 0.001 * values.std()
-        assert column.histogram is not None and sum(column.histogram.counts) == len(values)
-        edges = [-np.inf, *column.histogram.edges, np.inf]
-        assert len(column.histogram.counts) == len(edges) - 1
-        assert np.abs(np.histogram(values, edges)[0] - column.histogram.counts).max() <= 0.02 * len(values)
-        means = [site[~np.isnan(site[:, place]), place] for site in sites]
-        between = sum(len(part) * (part.mean() - values.mean()) ** 2 for part in means)
-        assert column.between == pytest.approx(between / np.square(values - values.mean()).sum())
-
-
-def test_four_sites_are_too_few_and_nothing_is_shown() -> None:
-    found = surveyed(tables(4))
-    assert found.samples is None and found.columns == {} and found.classes is None
-    assert "at least 5 devices and 10 rows" in found.why
-
-
 def test_a_column_that_four_of_six_sites_have_is_withheld() -> None:
     sites = tables(6)
     for table in sites[:2]:
