@@ -62,6 +62,11 @@ class Centre(msgspec.Struct, frozen=True):
     mean: float
     deviation: float
 
+    @property
+    def unit(self) -> tuple[float, float]:
+        """What a value is counted from, and what it is divided by before it is summed."""
+        return self.mean, 1.0
+
 
 class NoisyColumn(msgspec.Struct, frozen=True):
     """One column of a release: a number with a public range, or a category with its declared values.
@@ -75,10 +80,16 @@ class NoisyColumn(msgspec.Struct, frozen=True):
     values: list[str] = []
 
     @property
+    def unit(self) -> tuple[float, float]:
+        """Middle and half of the range, by which a number is scaled to -1 to 1."""
+        low, high = self.range or (-2.0, 2.0)
+        return (low + high) / 2, (high - low) / 2
+
+    @property
     def centre(self) -> Centre:
         """Centre of buckets over the range, for a masked sum; 0 and 1 without one."""
-        low, high = self.range or (-2.0, 2.0)
-        return Centre((low + high) / 2, (high - low) / 4)
+        middle, half = self.unit
+        return Centre(middle, half / 2)
 
     @property
     def places(self) -> int:

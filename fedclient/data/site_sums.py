@@ -165,8 +165,9 @@ def column_numbers(values_N: Floats, form: Centre | NoisyColumn, weight_N: Float
 
 def _placed(values_N: Floats, form: Centre | NoisyColumn) -> tuple[Floats, Floats, int]:
     """Return values as they are summed, their places among the counts, and how many places there are."""
+    middle, half = form.unit
     if isinstance(form, Centre):
-        distance_N = values_N - form.mean
+        distance_N = values_N - middle
         size_N = np.abs(distance_N / (form.deviation or 1.0))
         with np.errstate(divide="ignore"):
             steps_N = np.ceil(np.log(size_N) / GROWTH) - FIRST_STEP
@@ -174,8 +175,7 @@ def _placed(values_N: Floats, form: Centre | NoisyColumn) -> tuple[Floats, Float
         return distance_N, bucket_N + BUCKETS, 2 * BUCKETS + 1
     if form.range is None:
         return values_N, values_N, form.places
-    low, high = form.range
-    v_N = np.clip((values_N - (low + high) / 2) / ((high - low) / 2), -1.0, 1.0)
+    v_N = np.clip((values_N - middle) / half, -1.0, 1.0)
     return v_N, np.minimum(np.floor((v_N + 1) * (BINS / 2)), BINS - 1), BINS
 
 

@@ -80,12 +80,12 @@ def check_sketches(sketches: SiteSketches, sums: SiteSums, centres: Mapping[str,
         raise UpdateRefused("it counts more events than rows at a time")
 
 
-def centres_of(sites: Mapping[str, SiteSums], fewest: int = FEWEST_DEVICES, survival: Sequence[str] = ()) -> dict[str, Centre]:
+def centres_of(sites: Mapping[str, SiteSums], survival: Sequence[str] = ()) -> dict[str, Centre]:
     """Return mean and deviation of each column that may be shown; of events those of all times (`survival_columns`)."""
     centres = {}
     for name, columns in _by_column(sites).items():
         whole = _totals(columns, NO_RANGE)
-        if whole.devices >= fewest and whole.rows >= FEWEST_ROWS:
+        if whole.devices >= FEWEST_DEVICES and whole.rows >= FEWEST_ROWS:
             mean = whole.total / whole.rows
             centres[name] = Centre(float(mean), math.sqrt(whole.squares / whole.rows - mean * mean))
     times, events = survival or ("", "")
@@ -97,7 +97,6 @@ def clear_fleet(
     sketches: Mapping[str, SiteSketches],
     profiles: Mapping[str, Profile],
     without: Mapping[str, str],
-    fewest: int = FEWEST_DEVICES,
 ) -> FleetStatistics:
     """Return what may be shown of a fleet.
 
@@ -106,17 +105,19 @@ def clear_fleet(
         sketches: Sketches of those of them that answered in the second pass.
         profiles: Declaration of each of these devices.
         without: Devices without an answer, each with the reason.
-        fewest: Least number of devices behind each number.
     """
     survival = survival_columns(profiles[name] for name in sites)
-    centres = centres_of(sites, fewest, survival)
+    centres = centres_of(sites, survival)
     columns = {}
     for name, sums in _by_column(sites).items():
         given = [site.columns[name] for site in sketches.values() if name in site.columns and name in centres]
         columns[name] = _totals(sums, centres.get(name, NO_RANGE), given)
-    classes, distance = _classes(sites, profiles, fewest)
-    over_time, samples = fleet_survival(sketches, centres, survival, fewest), sum(site.samples for site in sites.values())
-    return fleet_statistics(FleetSums(len(sites), samples, columns, classes, distance, over_time, fewest=fewest), without)
+    classes, distance = _classes(sites, profiles)
+    over_time, samples = (
+        fleet_survival(sketches, centres, survival, FEWEST_DEVICES),
+        sum(site.samples for site in sites.values()),
+    )
+    return fleet_statistics(FleetSums(len(sites), samples, columns, classes, distance, over_time), without)
 
 
 def _by_column(sites: Mapping[str, SiteSums]) -> dict[str, list[ColumnSums]]:
@@ -134,16 +135,14 @@ def _totals(columns: Sequence[ColumnSums], centre: Centre, sketches: Sequence[Co
     return ColumnTotals(centre, len(held), rows, missing, Fraction(total), squares + between, Fraction(between), sketches)
 
 
-def _classes(
-    sites: Mapping[str, SiteSums], profiles: Mapping[str, Profile], fewest: int
-) -> tuple[dict[str, int], float | None]:
+def _classes(sites: Mapping[str, SiteSums], profiles: Mapping[str, Profile]) -> tuple[dict[str, int], float | None]:
     """Return the samples of each class that enough devices have, and the mean distance of the sites' shares from all."""
     by_device = {
         name: dict(zip(map(str, profiles[name].labels), site.classes, strict=True))
         for name, site in sites.items()
         if site.classes
     }
-    if len(by_device) < fewest:
+    if len(by_device) < FEWEST_DEVICES:
         return {}, None
     labels = dict.fromkeys(label for name in sorted(by_device) for label in by_device[name])
     total = {label: sum(counts.get(label, 0) for counts in by_device.values()) for label in labels}
@@ -156,7 +155,7 @@ def _classes(
             apart = sum(abs(counts.get(label, 0) / rows - total[label] / whole) for label in labels) / 2
             distance += apart * rows / whole
     holders = {label: sum(counts.get(label, 0) > 0 for counts in by_device.values()) for label in labels}
-    return {label: total[label] if holders[label] >= fewest else 0 for label in labels}, distance
+    return {label: total[label] if holders[label] >= FEWEST_DEVICES else 0 for label in labels}, distance
 
 
 # --- masked
@@ -250,7 +249,6 @@ def noisy_fleet(
     answers: Mapping[str, NoisySums],
     without: Mapping[str, str],
     withheld: Mapping[str, str],
-    fewest: int = FEWEST_DEVICES,
 ) -> FleetStatistics:
     """Return what may be shown of a fleet whose devices have added noise.
 
@@ -259,7 +257,6 @@ def noisy_fleet(
         answers: Release of each device.
         without: Devices without one, each with the reason.
         withheld: What was not asked for, each with the reason.
-        fewest: Least number of devices behind each number.
     """
     usual = median(sums.deviation for sums in answers.values()) if answers else 0.0  # all calculate it from the layout
     odd = [name for name, sums in answers.items() if not abs(sums.deviation / usual - 1) <= ALIKE]
@@ -275,4 +272,4 @@ def noisy_fleet(
         rows, of_v, of_squares = moments
         columns[name] = ColumnTotals(form, devices, rows, units - rows, of_v, of_squares, bins=bins)
     classes = {label: next(total) for label in layout.classes}
-    return fleet_statistics(FleetSums(devices, units, columns, classes, noise=noise, fewest=fewest), without, withheld)
+    return fleet_statistics(FleetSums(devices, units, columns, classes, noise=noise), without, withheld)

@@ -220,8 +220,11 @@ def _figures(column: ColumnTotals, fleet: FleetSums) -> ColumnStatistics:
         return _category(column, form.values, missing, units, error)
     if column.devices < fleet.fewest or n < max(FEWEST_ROWS, 2 * error):
         return ColumnStatistics(column.devices, errors=ColumnErrors(error, error / units) if error else None)
-    middle, half = (form.mean, 1.0) if isinstance(form, Centre) else _unit_of(form)
-    r, q = column.total / n, column.squares / n  # of exact sums they are exact, and so is what they differ by
+    (middle, half), r, q = (
+        form.unit,
+        column.total / n,
+        column.squares / n,
+    )  # of exact sums they are exact, and so is what they differ by
     spread = max(0.0, q - r * r)
     shown = ColumnStatistics(column.devices, round(n), missing, float(middle + half * r), half * math.sqrt(spread))
     if isinstance(form, Centre):
@@ -261,11 +264,6 @@ def _category(column: ColumnTotals, names: Sequence[str], missing: float, units:
     counts = {name: _count(value) for name, value in zip([*names, "other"], column.bins, strict=True)}
     errors = ColumnErrors(deviation, deviation / units, bins=error)
     return ColumnStatistics(column.devices, round(column.rows), missing, values=counts, errors=errors)
-
-
-def _unit_of(form: NoisyColumn) -> tuple[float, float]:
-    low, high = form.range or (0.0, 1.0)
-    return (low + high) / 2, (high - low) / 2
 
 
 def _share(part: float, whole: float) -> float:

@@ -1,31 +1,19 @@
 """Figures of one fleet, clear, masked and noised, against numpy on the joined tables, and errors against repetition."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from attune.common.exchange.messages import FixedSurvivors
-from attune.common.secure.masked_sums import added, packed
 from attune.common.site_statistics import Centre, MaskedLayout, NoisyColumn, NoisyLayout, NoisySums
-from attune.fedclient.data.meta import Meta
-from attune.fedclient.data.shard import Shard, make_shard
-from attune.fedclient.data.site_sums import site_sketches, site_sums, slots_of, unit_sums
-from attune.fedclient.work.private.ledger import PrivacyLedger
-from attune.fedclient.work.private.private_learning import released
-from attune.fedserver.surveys.answers import (
-    KeptSum,
-    SumReader,
-    centres_of,
-    check_sketches,
-    check_sums,
-    clear_fleet,
-    noisy_fleet,
-)
+from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.site_sums import unit_sums
+from attune.fedserver.surveys.answers import noisy_fleet
 from attune.fedserver.surveys.fleet_statistics import ColumnErrors, FleetStatistics
+from attune.fedserver.view.statistics_page import lines_of, write_page
+from tests.fedserver.surveys.fleet import clear, gappy_shard, masked, noised
 
 SITES, ROWS = 20, 400
 WAYS = ("clear", "masked", "noised")
@@ -44,30 +32,14 @@ def shards(sites: int = SITES, rows: int = ROWS) -> dict[str, Shard]:
         dose = np.clip(rng.normal(number / 20, 0.7, ROWS), -4, 4)
         dose[:3] = np.nan
         x, y = np.column_stack([age, dose]).astype(np.float32)[:rows], rng.integers(0, 3, ROWS)[:rows]
-        meta = Meta(classes=[0, 1, 2])
-        made[f"d{number}"] = make_shard(Path(f"d{number}"), f"d{number}", (x, y), None, meta, keep_gaps=True)
+        made[f"d{number}"] = gappy_shard(f"d{number}", x, y, classes=[0, 1, 2])
     return made
 
 
 def shown(way: str, sites: dict[str, Shard]) -> FleetStatistics:
-    """Return what a server shows of these sites, by the device's own code."""
-    if way == "noised":
-        pytest.importorskip("dp_accounting")
-        ledgers = {name: PrivacyLedger.in_memory(bytes([at]) * 32) for at, name in enumerate(sites)}
-        return noisy_fleet(NOISY, {name: released(site, NOISY, ledgers[name], None) for name, site in sites.items()}, {}, {})
     if way == "masked":
-        number = bytes(MASKED.size)
-        for site in sites.values():
-            number = added(number, packed(MASKED, slots_of(site, MASKED)))
-        kept = KeptSum("1", MASKED, FixedSurvivors(3, (), tuple(sites), tuple(sites)), number, is_masked=False)
-        return SumReader(kept).statistics((), {})
-    sums, profiles = ({name: of(site) for name, site in sites.items()} for of in (site_sums, Shard.profile))
-    centres = centres_of(sums)
-    sketches = {name: site_sketches(site, centres) for name, site in sites.items()}
-    for name in sites:
-        check_sums(sums[name], profiles[name])
-        check_sketches(sketches[name], sums[name], centres)
-    return clear_fleet(sums, sketches, profiles, {})
+        return masked(sites, MASKED).statistics((), {})
+    return clear(sites) if way == "clear" else noised(sites, NOISY)
 
 
 def joined(sites: dict[str, Shard], place: int) -> list[npt.NDArray[np.float64]]:
@@ -153,3 +125,20 @@ def test_four_devices_are_too_few_and_nothing_is_shown(way: str) -> None:
     seen = shown(way, shards(4))
     assert seen.samples is None and seen.columns == {} and seen.classes is None
     assert "at least 5 devices and 10 rows" in seen.why
+
+
+def categories() -> FleetStatistics:
+    layout = NoisyLayout("fed", "group", 1.0, 1e-5, None, {"sex": NoisyColumn(values=["f", "m"])}, ["0"])
+    answers = {f"d{at}": NoisySums(100, 4.0, [40.0, 59.5, 0.5, 30.0]) for at in range(6)}
+    return noisy_fleet(layout, answers, {}, {"born": "it has no public range"})
+
+
+def test_text_and_page_say_that_figures_are_noisy(tmp_path: Any) -> None:
+    text = "\n".join(lines_of(categories()))
+    assert "epsilon = 1, delta = 1e-05 for each group of samples" in text and "standard error" in text
+    assert "withheld: born: it has no public range" in text
+    error = 4 * math.sqrt(6)
+    assert f"{'f':<7}240 ± {error:.2g}".replace(" ", "") in text.replace(" ", "") and "m357±9.8" in text.replace(" ", "")
+    write_page(tmp_path, categories())
+    html = (tmp_path / "index.html").read_text()
+    assert "Noisy: epsilon = 1" in html and "240 ± 9.8" in html and "Values of sex" in html

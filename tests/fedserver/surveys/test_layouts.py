@@ -1,28 +1,19 @@
-"""Figures of a fleet whose devices add noise, against numpy on the joined tables, and their errors against repetition."""
+"""Layouts of masked and of noised statistics, by what devices declare."""
 
-import math
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
 from attune.common.plan import DataSettings, Profile
 from attune.common.schema import Column, Schema
-from attune.common.site_statistics import NoisyColumn, NoisyLayout, NoisySums
-from attune.fedserver.surveys.answers import noisy_fleet
-from attune.fedserver.surveys.fleet_statistics import FleetStatistics
-from attune.fedserver.surveys.layouts import Asks, noisy_layout
-from attune.fedserver.view.statistics_page import lines_of, write_page
+from attune.common.site_statistics import Centre, MaskedLayout, NoisyColumn
+from attune.fedserver.surveys.layouts import Asks, columns_of, masked_layout, noisy_layout
 
-SITES, ROWS = 20, 400
-Table = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
-LAYOUT = NoisyLayout(
-    "fed", "example", 2.0, 1e-5, None, {"age": NoisyColumn((0, 100)), "dose": NoisyColumn((-4, 4))}, ["0", "1", "2"]
-)
+ASKS = Asks("fed", PrivacySettings(), DataSettings())
+RANGED = Schema.of({"age": Column("number", range=(0.0, 100.0)), "dose": Column("number"), "ill": Column("label")})
 SCHEMA = Schema.of(
     {
         "age": Column("number", range=(0.0, 100.0)),
@@ -33,7 +24,34 @@ SCHEMA = Schema.of(
 )
 
 
-NAMED = msgspec.structs.replace(LAYOUT, columns={"column 1": LAYOUT.columns["age"], "column 2": LAYOUT.columns["dose"]})
+def sited(**said: Any) -> Profile:
+    usual: dict[str, Any] = {"column_names": ["age", "dose"], "shape": (2,)} | said
+    return Profile("tabular", labels=usual.pop("labels", ["no", "yes"]), samples=30, test_samples=10, **usual)
+
+
+def test_a_layout_has_what_all_devices_have() -> None:
+    layout, without = masked_layout(ASKS, {"a": sited(schema=RANGED), "b": sited(schema=RANGED)}, ())
+    assert layout == MaskedLayout("fed", {"age": Centre(50.0, 25.0), "dose": Centre(0.0, 1.0)}, ["no", "yes"], ["age", "dose"])
+    assert without == {}
+
+
+def test_devices_that_differ_leave_their_slots_or_the_sum() -> None:
+    odd = sited(column_names=["age"], shape=(1,), labels=["yes"])
+    layout, without = masked_layout(ASKS, {"a": sited(), "b": sited(), "c": odd}, ())
+    assert without == {"c": "it has no column 'dose' of the masked sum"}
+    assert layout.classes == ["no", "yes"] and layout.features == ["age", "dose"]
+    layout, without = masked_layout(ASKS, {"a": sited(), "b": sited(), "c": odd}, ["age"])
+    assert without == {} and layout.columns.keys() == {"age"}
+    assert layout.classes == [], "from the number of samples, which is public, the count of the one class would follow"
+    assert layout.features == []
+
+
+def test_targets_and_too_many_columns() -> None:
+    layout, _ = masked_layout(ASKS, {"a": sited(task="regression", labels=["cost"])}, ())
+    assert (layout.targets, layout.classes, list(layout.columns)) == (["cost"], [], ["age", "dose", "target cost"])
+    wide = sited(shape=(257,), column_names=[])
+    with pytest.raises(SettingError, match="ask for at most 256"):
+        masked_layout(ASKS, {"a": wide}, ())
 
 
 def questions(schema: Schema | None, classes: list[Any] | None = None, **privacy: Any) -> Asks:
@@ -80,18 +98,12 @@ def test_targets_have_ranges_of_their_own() -> None:
     assert {"age", "dose"} <= withheld.keys()
 
 
-def shown() -> FleetStatistics:
-    layout = NoisyLayout("fed", "group", 1.0, 1e-5, None, {"sex": NoisyColumn(values=["f", "m"])}, ["0"])
-    answers = {f"d{at}": NoisySums(100, 4.0, [40.0, 59.5, 0.5, 30.0]) for at in range(6)}
-    return noisy_fleet(layout, answers, {}, {"born": "it has no public range"})
+PROFILE = Profile("tabular", (2,), ["no", "yes"], 30, 10, column_names=["age", "dose"])
 
 
-def test_text_and_page_say_that_figures_are_noisy(tmp_path: Any) -> None:
-    text = "\n".join(lines_of(shown()))
-    assert "epsilon = 1, delta = 1e-05 for each group of samples" in text and "standard error" in text
-    assert "withheld: born: it has no public range" in text
-    error = 4 * math.sqrt(6)
-    assert f"{'f':<7}240 ± {error:.2g}".replace(" ", "") in text.replace(" ", "") and "m357±9.8" in text.replace(" ", "")
-    write_page(tmp_path, shown())
-    html = (tmp_path / "index.html").read_text()
-    assert "Noisy: epsilon = 1" in html and "240 ± 9.8" in html and "Values of sex" in html
+def test_columns_of_a_profile() -> None:
+    assert columns_of(PROFILE) == ["age", "dose"]
+    assert columns_of(msgspec.structs.replace(PROFILE, column_names=[])) == ["column 1", "column 2"]
+    numbers = msgspec.structs.replace(PROFILE, task="regression", labels=["price"])
+    assert columns_of(numbers) == ["age", "dose", "target price"]
+    assert columns_of(Profile("images", (8, 8, 1), [0, 1], 30, 10)) == []
