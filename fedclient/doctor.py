@@ -101,9 +101,7 @@ def machine() -> Iterator[CheckResult]:
         import torch
     except (ImportError, OSError) as error:  # OSError: a library of it is missing
         if not HAS_TORCH:
-            yield CheckResult(
-                "ok", "torch", f"not installed: a light device, for the closed form of tables ({NEEDS_TORCH})"
-            )
+            yield CheckResult("ok", "torch", f"not installed: a light device, for the closed form of tables ({NEEDS_TORCH})")
             return
         yield CheckResult("FAIL", "torch", f"cannot be loaded ({error}): install attune anew")
         return
