@@ -216,7 +216,7 @@ class LightLearner:
         choice = "local"
         if centre_CD.any():
             models["personalized"], own_error = self._best(Z_ND, centre_CD, strengths)
-            choice = "local" if error < own_error else "personalized"
+            choice = "local" if self._fold_N is not None and error < own_error else "personalized"
         task, y, ends = self.plan.task, self._test_y, self._features.of(self._test_x)[:, place]
         right = {name: right_of(task, answers_of(task, ends @ W_CD.T), y) for name, W_CD in models.items()} if len(y) else {}
         constant = answers_of(task, np.repeat(self._T_NC.mean(axis=0, keepdims=True), len(y), axis=0)) if right else None
@@ -248,7 +248,8 @@ class LightLearner:
         """
         T_NC, fold_N = self._T_NC, self._fold_N
         if strengths[0] == 0:
-            return centre_CD, float(ridge.error_of((Z_ND @ centre_CD.T)[None], T_NC, None)[0])
+            known_N = slice(None) if fold_N is None else fold_N >= 0
+            return centre_CD, float(ridge.error_of((Z_ND[known_N] @ centre_CD.T)[None], T_NC[known_N], None)[0])
         if fold_N is None:
             return ridge.drawn(Z_ND, T_NC, strengths[0], centre_CD), 0.0
         error_L = ridge.fold_errors(Z_ND, T_NC, fold_N, centre_CD, strengths, None)

@@ -169,7 +169,8 @@ class Members:
         if self._state.plan is not None:
             group = self._state.plan.group_of(profile.variant)
             row = await self._state.storage.ledger.device(name) if group == LIGHT else None
-            if row is None or row.fetched < 0:  # else it is light already, or has a network in this run
+            served = row is not None and (row.fetched >= 0 or name in self._state.round.record.devices)
+            if not served:  # else it is light already, or has a network in this run
                 await self._planner.vary(self._state.plan, {name: profile})
             if (before := self._planner.variants.get(name, "")) != group:
                 await self._refuse(name, SettingError(OTHER_VARIANT.format(name, before or MAIN, group or MAIN)))

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from attune.fedclient.model.artifact import Model
-from tests.e2e.harness import IN_AGGREGATION, IN_TRAINING, WITHOUT_TORCH, Federation, FederationAt, Process, tabular_shard
+from tests.e2e.harness import (
+    IN_AGGREGATION,
+    IN_TRAINING,
+    WITHOUT_TORCH,
+    Federation,
+    FederationAt,
+    Process,
+    digit_shards,
+    tabular_shard,
+)  # fmt: skip
 
 SETTINGS = (
     "method.name=fedmcsa", "model.name=dnn", "model.hidden=[8]", "model.variant=[{name='small', hidden=[4]}]",
@@ -87,6 +96,42 @@ def test_kills_change_no_bit_of_a_federation_with_light_devices(federation_at: F
         told = without_torch("predict", "--data", str(sites[name] / "test.npz"), "--out", str(out), "--model", str(folder))
         assert told.returncode == 0, told.stderr
         assert [int(line.split(",")[1]) for line in out.read_text().split()[1:]] == whole.predict(x)
+        told = without_torch("evaluate", "--data", str(sites[name]), "--model", str(folder))
+        assert f"accuracy {whole.info.accuracy:.4f} on 20 test samples; other scores need scikit-learn" in told.stdout
+        told = without_torch("export", "--out", str(calm.folder / "a.onnx"), "--model", str(folder))
+        assert (told.returncode, told.stderr) == (
+            2,
+            "fedclient: this needs torch, and the installation is a light one: pip install 'attune-fl[train]'\n",
+        )
+
+
+def test_a_light_device_says_what_it_cannot_do(federation_at: FederationAt, tmp_path: Path) -> None:
+    federation, [shard] = federation_at("images"), digit_shards(tmp_path, 1, 20, 10)
+    server = federation.server("--method", "fedavg", "--min-clients", "1")
+    device = federation.light(shard)
+    assert device.code() == 2
+    why = "a light device takes part by the closed form of tables alone, and in this federation here they are images"
+    assert f"fedclient: {why}: install torch on it (pip install 'attune-fl[train]')" in device.text
+    assert why in federation.client(shard.name)["note"]
+    assert server.stop() == 0
+    told = without_torch("--data", str(shard), "--server", "localhost:1", "--variant", "small")
+    assert told.returncode == 2 and "the variant small of a model needs torch, which is not installed" in told.stderr
+
+
+def test_a_device_that_had_a_network_is_not_light_in_the_same_run(federation_at: FederationAt, sites: dict[str, Path]) -> None:
+    federation = federation_at("changed")
+    flags = ("--method", "fedavg", "--model", "mlr", "--rounds", "2", "--min-clients", "2", "--set", "round.replace_after_s=-1")
+    server = federation.server(*flags)
+    first = federation.device(sites["one"], "--disclose", "statistics", "--disclose", "sums", fault=IN_TRAINING)
+    other = federation.light(sites["three"])
+    first.await_fault()
+    first.kill()
+    changed = federation.light(sites["one"])
+    assert changed.code() == 2
+    assert "one has the variant 'main' of the model in this run, not 'light'" in changed.text
+    back = federation.device(sites["one"], "--disclose", "statistics", "--disclose", "sums")
+    assert [device.code() for device in (back, other)] == [0, 0], back.text + other.text
+    assert server.stop() == 0
 
 
 def without_torch(*words: str) -> subprocess.CompletedProcess[str]:
