@@ -62,7 +62,7 @@ class DriftWatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def words(self) -> str:
-        """What the person at the device reads."""
+        """The state in words for the person at the device."""
         known = f"{self.errors} of {self.samples} test samples wrong at the end; up to {self.limit:.3f} wrong is no drift"
         if not self.counted:
             return f"no new samples yet; {known}"

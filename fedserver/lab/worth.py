@@ -1,4 +1,4 @@
-"""What each site's sums are worth to the others, from the state of a run: for the operator, and its own value for each site."""
+"""Worth of each site's sums to the others, from the state of a run: all for the operator, and for a site its own alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, wor
 from attune.fedserver.ports.blobs import Blobs, blob_of
 
 MOST_CLIENTS, MOST_BYTES = 100, 1 << 29  # whose worth is computed: each pair of clients is left out once
+IN_ONE_SUM = "the sums of the clients are known as one"
 MOST_TOLD = 20  # clients that are told at the end of a run, who wait for it
-NO_WORTH = "with privacy.secure_aggregation the sum without one client would tell what that client has handed in"
 
 
 def fleet_worths(slots: Sequence[Slot], blobs: Blobs, most: int = MOST_CLIENTS) -> list[tuple[str, float, float, float]] | str:
@@ -26,7 +26,7 @@ def fleet_worths(slots: Sequence[Slot], blobs: Blobs, most: int = MOST_CLIENTS) 
     by_key = {slot.key: blob_of(slot) for slot in sorted(slots, key=lambda slot: slot.key)}
     sums = {key.removeprefix(OF): blob for key, blob in by_key.items() if key.startswith(OF)}
     if MEMBERS in by_key:
-        return NO_WORTH
+        return IN_ONE_SUM
     if TOTAL not in by_key or not sums:
         return ""
     if len(sums) > most or sum(blob.size for blob in sums.values()) > MOST_BYTES:

@@ -26,12 +26,12 @@ from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, lef
 from attune.fedserver.lab.aggregators.mean import VALUE
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.lab.worth import fleet_worths
+from attune.fedserver.lab.worth import IN_ONE_SUM, fleet_worths
 from attune.fedserver.ports.blobs import SERVED, Blobs, blob_of, read_again
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.disk import scratch_blobs
 from attune.fedserver.view import summary
-from attune.fedserver.view.status import status
+from attune.fedserver.view.status import NO_WORTH, status
 
 LEFT_OUT, WORTHS = ("client", "samples", "misfit"), ("client", "worth", "low", "high")
 ORDER_COLUMNS = ("round", "work", "client", "samples", "staleness", "arrival")
@@ -190,7 +190,7 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
         yield f"{out / 'left_out.csv'}: how little the sums of all others explain a client's, the least first: {first}"
     values = state.worths
     if isinstance(values, str):
-        yield from [f"no worth.csv: {values}"] if values else []
+        yield from [f"no worth.csv: {NO_WORTH if values == IN_ONE_SUM else values}"] if values else []
         return
     with (out / "worth.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([WORTHS, *((csv_cell(client), *numbers) for client, *numbers in values)])

@@ -16,7 +16,7 @@ from attune.fedserver.core.records import Report
 SIDE, LEFT, UNDER = 320, 56, 44  # of the picture: length of the axes, room beside and below them
 MOST_DRAWN = 60  # sites with a thin curve
 SHOWN = 0.1  # the false positive rate of which the text speaks
-WORDS: dict[Literal["kept", "alone"], str] = {"kept": "what sites predict with", "alone": "their ordinary models alone"}
+WORDS: dict[Literal["kept", "alone"], str] = {"kept": "what sites predict with", "alone": "what they can have alone"}
 
 
 def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:

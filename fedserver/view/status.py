@@ -32,6 +32,7 @@ from attune.fedserver.core.tags import tag_of
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 
 ROUNDING = 1e-6  # of a reported epsilon
+NO_WORTH = "with privacy.secure_aggregation the sum without one client would tell what that client has handed in"
 OF_ORDERS = ("Metrics.", "Trouble.")  # fields that answer an order
 
 
