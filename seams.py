@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from attune.fedserver.identity.admin import FederationAdmin
     from attune.fedserver.identity.registrar import Registrar
     from attune.fedserver.ports.blobs import Blobs
-    from attune.fedserver.ports.lab import LabCluster
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.ports.storage import HomeStorage, Storage
     from attune.fedserver.rpc.service import DirectCalls
@@ -139,12 +138,6 @@ def direct_transfers(storage: HomeStorage, public_url: str) -> DirectMaker:
     `public_url` is the address of the store for devices; empty: the one for this server.
     """
     raise absent("remote", 'setting server.transfer = "direct"')
-
-
-@seam
-def lab_cluster(lab: str, workers: int) -> LabCluster:
-    """Return the cluster of `--lab`, which is not "local", and `--lab-workers`. It is connected later."""
-    raise absent("cluster", "--lab-workers" if lab == "local" else f"--lab {lab}")
 
 
 @seam

@@ -173,11 +173,6 @@ class TensorFile(Opened[torch.Tensor], TensorSource):
     def stored(self) -> bool:
         return True
 
-    @property
-    def is_shared(self) -> bool:
-        """True if another machine can read the same bytes: then this can be sent to it."""
-        return bool(getattr(self._source, "is_shared", False))
-
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a new tensor on the CPU.
 

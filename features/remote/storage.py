@@ -23,7 +23,7 @@ from attune.features.remote import postgres, s3
 from attune.features.remote.lease import Lease
 from attune.features.remote.postgres import PostgresDatabase
 from attune.features.remote.s3 import IN_S3, OWNER, S3Blobs
-from attune.features.remote.s3_objects import ObjectCache, S3Access, S3Objects
+from attune.features.remote.s3_objects import ObjectCache, S3Objects
 from attune.fedserver.ports.blobs import STATE
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
 from attune.fedserver.stores import transfer
@@ -141,7 +141,7 @@ class RemoteStorage:
 
     @cached_property
     def _objects(self) -> S3Objects:
-        return S3Objects(S3Access.of_process(self._blobs_url))
+        return S3Objects(self._blobs_url)
 
     @cached_property
     def _cache(self) -> ObjectCache:

@@ -89,16 +89,12 @@ class ServerCommands(ExtensibleGroup):
     "--dashboard", metavar="[HOST:]PORT|off", help="The page's place (default: the last one, else on this machine alone)."
 )
 @click.option(
-    "--lab", default="local", metavar="local|ray|ray://HOST:PORT", show_default=True, help="Where rounds are computed."
-)
-@click.option(
     "--ledger",
     metavar="postgresql://...",
     help="A database for the ledger, with --blobs (default: the last one, else the home).",
 )
 @click.option("--blobs", metavar="s3://BUCKET/PREFIX", help="A place for tensors and updates, with --ledger.")
 @ALLOW_CODE
-@click.option("--lab-workers", type=click.IntRange(1), help="How many workers of the cluster (default: all).")
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def cli(
@@ -108,7 +104,6 @@ def cli(
     log_format: Literal["text", "json"],
     quiet: bool,
     verbose: bool,
-    lab_workers: int | None,
     **given: Any,
 ) -> None:
     """Run the aggregation server. The commands show or change the home of a server."""
@@ -122,7 +117,7 @@ def cli(
     logs.begin(log_format, verbosity)
     process.prepare_memory()
     say = logs.speaker(log_format, verbosity, click.echo)
-    serve(settings=settings, lab_workers=lab_workers or 0, say=say, **given)
+    serve(settings=settings, say=say, **given)
 
 
 @cli.command()

@@ -24,7 +24,6 @@ from attune.common.wire.tensors import Cast, TensorSource, read_through
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
-from attune.fedserver.lab.build import Maker, made
 from attune.fedserver.lab.checks import weighed
 from attune.fedserver.lab.given import tensors_of_given
 from attune.fedserver.lab.groups import Group, make_again, models_of, noise_of
@@ -63,7 +62,6 @@ class Engine:
         closed: The number of rounds that the state has taken in.
         area: The first part of the names of the state's blobs.
         served: The store of values that are made to be served; None: `blobs`.
-        make: The function that makes an aggregator.
         variants: The variant of the model that clients have, as for `vary`.
 
     Attributes:
@@ -80,7 +78,6 @@ class Engine:
         closed: int,
         area: str = STATE,
         served: Blobs | None = None,
-        make: Maker = made,
         variants: Mapping[str, str] = NO_VARIANTS,
     ) -> None:
         self._plan, self._blobs, self._closed = plan, blobs, closed
@@ -91,7 +88,7 @@ class Engine:
         def vault_for(name: str) -> StateVault:
             return vaults.setdefault(name, StateVault(blobs, name, slots, closed + 1 if slots else 0, area))
 
-        self._models = models_of(plan, vault_for, make, start)
+        self._models = models_of(plan, vault_for, start)
         self.body_digest, self.told = self._models[0].body_digest, self._models[0].told
         self._noise = noise_of(plan, blobs, len(self._models[0].parts))
         self.groups = ByVariant((item for model in self._models for item in model.groups(self._noise)), variants)
