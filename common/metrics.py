@@ -148,6 +148,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     likelihood_alone: Finite | None = None
     likelihood_kept: Finite | None = None
     likelihood_closed_form: Finite | None = None
+    likelihood_closed_form_error: Finite | None = None
     dial_mean: Share | None = None
     dial_own: Share | None = None
     test_samples: Count | None = None
@@ -220,10 +221,16 @@ _DESCRIPTORS = (
     _D("likelihood_kept", "likelihood, kept model", "The same, each sample under weights found without it", "nats", HIGHER),
     _D(
         "likelihood_closed_form",
-        "likelihood gained by the closed form",
-        "Gain of all training samples, out of fold, by the closed form beside ordinary models",
+        "gain by the closed form",
+        "Likelihood that training samples gain by it, out of fold",
         "nats",
         HIGHER,
+    ),
+    _D(
+        "likelihood_closed_form_error",
+        "standard error of it",
+        "Standard error of `likelihood_closed_form` over samples",
+        "nats",
     ),
     _D("dial_mean", "dial at the common value", "Share of the attended components at the common value"),
     _D("dial_own", "dial at the own value", "Share of the attended components at the value that the device trained alone"),

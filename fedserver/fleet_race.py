@@ -173,9 +173,7 @@ async def end_leg(ledger: Ledger, turn: Turn, coordinator: Coordinator, error: A
             await ledger.put_record(msgspec.structs.replace(record.revive(), phase=Phase.EVALUATING))
             return race
         out = {device.name for device in snapshot.devices if device.revoked}
-        counted = [row for row in rows if row.client not in out]
-        gains = reported_scores(counted, "likelihood_closed_form")
-        race = race.after(RunLeg(turn.name, until, reported_scores(counted), gains))
+        race = race.after(RunLeg(turn.name, until, *reported_scores([row for row in rows if row.client not in out])))
     race.course()
     fail_at(SERVER, until, "leg-over")
     await ledger.set_race(race)

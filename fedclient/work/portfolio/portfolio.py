@@ -6,6 +6,7 @@ N training samples, V of them held out from the networks, C classes, labels or n
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from attune.fedclient.data.holdout import NEIGHBOURS
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
+from attune.fedclient.work.comparison import by_group
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.base import Network
 from attune.fedclient.work.objectives.descent import Sgd
@@ -121,19 +123,20 @@ class Portfolio:
         return calibrations
 
     @property
-    def gained(self) -> float | None:
-        """The log-likelihood (nats) that training samples gain by the joined models, each predicted out of fold.
+    def gained(self) -> tuple[float, float] | tuple[None, None]:
+        """The log-likelihood (nats) that training samples gain by the joined models, out of fold, and its standard error.
 
-        Each sample has the weights that are found without it. None without joined models, or without such samples.
+        Each sample has the weights that are found without it. None without joined models, or below two samples (or groups).
         """
         told_N = self._told.numpy()
         alone = {name: fit.probability for name, fit in self.fits.items() if name in NAMES}
         if not alone or len(alone) == len(self.fits):
-            return None
+            return None, None
         groups = self._samples.groups
         group_V = None if groups is None else np.unique(groups[told_N], return_inverse=True)[1]
         together = {name: fit.probability for name, fit in self.fits.items()}
-        return leave_one_out(together, groups=group_V) - leave_one_out(alone, groups=group_V)
+        gain_G = by_group(leave_one_out(together, groups=group_V) - leave_one_out(alone, groups=group_V), group_V)
+        return (float(gain_G.sum()), math.sqrt(len(gain_G)) * float(gain_G.std(ddof=1))) if len(gain_G) > 1 else (None, None)
 
     def _calibrated(self, scores: Tensor, y: Tensor) -> Calibrated:
         """Return how sure a model may be, from scores (M, C) of samples with the answers y (M,) or (M, K)."""
