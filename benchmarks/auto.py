@@ -74,10 +74,8 @@ def recorded() -> Iterator[Right]:
         yield kept
 
 
-def outcome(
-    shards: Sequence[Path], method: str, rounds: int, seed: int, settings: Mapping[str, Any], standardise: str = ""
-) -> Outcome:
-    """Train one method with all rounds. `standardise` is that of a recipe.
+def outcome(shards: Sequence[Path], method: str, rounds: int, seed: int, settings: Mapping[str, Any]) -> Outcome:
+    """Train one method with all rounds.
 
     Raises:
         SettingError: The method does not fit the data, or these devices have no closed form.
@@ -87,9 +85,8 @@ def outcome(
     given = {**settings, "train.score_after": list(rungs), "round.analytic": "off" if method == ALONE else "auto"}
     with recorded() as kept:
         result = simulate(
-            [str(shard) for shard in shards], options, None, rounds, seed, given,
-            table={"standardise": standardise}, executor="stacked", progress=False,
-        )  # fmt: skip
+            [str(shard) for shard in shards], options, None, rounds, seed, given, executor="stacked", progress=False
+        )
     if method == CLOSED_FORM and not result._plan.closed_form:
         raise SettingError(result._plan.no_closed_form)
     return Outcome(kept, {number: result.scores(number) for number in rungs})
@@ -179,7 +176,7 @@ def measure(name: str, places: Sequence[float], data: str | None, seeds: Sequenc
                 outcomes: dict[str, Outcome] = {}
                 for method in (ALONE, *USUAL):
                     with suppress(SettingError):  # it needs layers that the recipe's model has not
-                        outcomes[method] = outcome(shards, method, rounds, seed, recipe.settings, recipe.standardise)
+                        outcomes[method] = outcome(shards, method, rounds, seed, recipe.settings)
                 groups = {shard.name: load_shard(shard).test_places for shard in shards}
             results.add(list(rows_of(key, outcomes, groups, rounds)))
 

@@ -185,12 +185,3 @@ def new_words(before: Race, after: Race) -> list[str]:
     """Return the lines of a race that a leg has added."""
     known = before.words()
     return [line for line in after.words() if line not in known]
-
-
-def check_possible(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings with which the first start of a home begins, if these are those of a race.
-
-    Raises:
-        SettingError: The race is not possible.
-    """
-    return first_settings(given) if is_asked_for(given) else given

@@ -96,7 +96,7 @@ def leave_one_out(
     Args:
         probability: Same as in `weights_of`.
         prior: Same as in `pseudo_counts`.
-        weight: Same as in `weights_of`; a log-likelihood is multiplied by it.
+        weight: Same as in `weights_of`.
         groups: Group of each sample, (V,), numbered from 0: a sample is left out with its whole group. None: with no other, up
             to MOST_TURNS samples.
     """
@@ -116,7 +116,7 @@ def leave_one_out(
         for left, w_K in zip(left_G, w_GK, strict=True):
             scored = group_V == left
             each_V[scored] = np.log(np.tensordot(w_K, p_KVT[:, scored], axes=1)).mean(axis=1)
-    return each_V * value_V
+    return each_V
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,7 @@ class Weighing:
 
 
 def unweighed(
-    candidates: Mapping[str, tuple[Trainer, Tensors]],
-    own_choice: str,
-    x: Tensor,
-    y: Tensor,
-    prior: Mapping[str, float],
+    candidates: Mapping[str, tuple[Trainer, Tensors]], own_choice: str, x: Tensor, y: Tensor, prior: Mapping[str, float]
 ) -> Jobs[dict[str, Member]]:
     """Return the blend of a device that holds no samples out to weigh the models by.
 

@@ -88,12 +88,7 @@ class Evaluation:
         return (yield from self._trainer.accuracy(prepared, data.test_x, data.test_y))
 
     def compared(
-        self,
-        result: OrderResult,
-        held: DeviceModels,
-        order: Order,
-        seeds: Seeds,
-        cancelled: Callable[[], bool],
+        self, result: OrderResult, held: DeviceModels, order: Order, seeds: Seeds, cancelled: Callable[[], bool]
     ) -> Jobs[tuple[OrderResult, dict[str, Tensors]]]:
         """Return (the result with the accuracy of every model, the tensors of the blend's models beside the own one).
 
@@ -198,7 +193,8 @@ class Evaluation:
             trainer, tensors = candidates[self.own_choice]
             fit = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
             probability = {self.own_choice: fit.probability.nan_to_num(0.0)}
-        return float(leave_one_out(probability, order.prior, data.validation_weight, data.validation_groups).sum())
+        each_V = leave_one_out(probability, order.prior, data.validation_weight, data.validation_groups)
+        return float(each_V.sum() if data.validation_weight is None else each_V @ data.validation_weight.numpy())
 
     @property
     def federated(self) -> FederatedRidge:

@@ -27,8 +27,6 @@ from attune.fedserver.choosing.racing import (
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.voices import bounded
 
-NO_SCORES: DeviceScores = MappingProxyType({})
-
 
 @dataclass(frozen=True)
 class Leg:
@@ -75,16 +73,16 @@ class Course:
         """The course so far; `chosen` is the winner once the race is over."""
         return RaceResult(self.rungs, self._left_out)
 
-    def scored(self, scores: DeviceScores, gains: DeviceScores = NO_SCORES, errors: DeviceScores = NO_SCORES) -> None:
-        """Take in the scores of the present leg, and (of CLOSED_FORM) the gains and errors of `gained_by_samples`.
+    def scored(self, scores: DeviceScores, *gained: DeviceScores) -> None:
+        """Take in the scores of the present leg, and (of CLOSED_FORM) the arguments of `gained_by_samples`.
 
         Raises:
             SettingError: No device has scored ALONE.
         """
         leg = self._leg()
         self._scores[leg.name] = scores
-        if leg.name == CLOSED_FORM:
-            self._gained = gained_by_samples(gains, errors) or self._gained
+        if leg.name == CLOSED_FORM and gained:
+            self._gained = gained_by_samples(*gained) or self._gained
         self._compare()
 
     def failed(self, why: str) -> None:

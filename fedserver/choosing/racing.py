@@ -70,11 +70,6 @@ class PairedDifference:
         t = self.nats / self.error if self.error else math.inf
         return NormalDist().cdf(-t) if self.out_of_fold else student_p(t, self.devices - 1) / 2
 
-    @property
-    def clear(self) -> bool:
-        """True if the difference exceeds one standard error."""
-        return self.exceeds(1.0)
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -116,9 +111,11 @@ def paired(first: str, second: str, scores: Mapping[str, DeviceScores]) -> Paire
 def gained_by_samples(gains: DeviceScores, errors: DeviceScores) -> PairedDifference | None:
     """Return how far CLOSED_FORM is ahead of ALONE by all training samples; None if no device reported it.
 
+    No device counts for more than a few usual ones (voices.bounded): with its gain its error is reduced.
+
     Args:
-        gains: The gain at each device. No device counts for more than a few usual ones (voices.bounded).
-        errors: Standard errors of the gains, from the spread over the samples of each device; bounded likewise.
+        gains: The gain at each device.
+        errors: Standard errors of the gains, from the spread over the samples of each device.
     """
     devices = sorted(gains.keys() & errors.keys())
 
@@ -126,8 +123,15 @@ def gained_by_samples(gains: DeviceScores, errors: DeviceScores) -> PairedDiffer
         scores = bounded({CLOSED_FORM: {who: values[who] for who in devices}, ALONE: dict.fromkeys(devices, 0.0)})
         return [scores[CLOSED_FORM][who] - scores[ALONE][who] for who in devices]
 
-    nats, error = math.fsum(counted(gains)), math.hypot(*counted(errors))
-    return PairedDifference(CLOSED_FORM, ALONE, nats, error, len(devices), out_of_fold=True) if devices else None
+    gain_D, error_D = counted(gains), counted(errors)
+    reduced = (
+        error * (gain / gains[who] if gains[who] else 1.0) for error, gain, who in zip(error_D, gain_D, devices, strict=True)
+    )
+    return (
+        PairedDifference(CLOSED_FORM, ALONE, math.fsum(gain_D), math.hypot(*reduced), len(devices), out_of_fold=True)
+        if devices
+        else None
+    )
 
 
 def at_rung(rung: int, scores: Mapping[str, DeviceScores]) -> Decision:
@@ -141,14 +145,12 @@ def at_rung(rung: int, scores: Mapping[str, DeviceScores]) -> Decision:
         scores: Of each candidate that is in the race, in the order in which the user named them. Not of ALONE.
     """
     totals = _totals(scores)
-    names = list(totals)
-    best, others = names[:KEPT], names[KEPT:]
+    best, others = list(totals)[:KEPT], list(totals)[KEPT:]
     difference = paired(best[0], best[1], scores) if len(best) > 1 else None
     if rung == 0:
         close = [name for name in others if not paired(best[1], name, scores).exceeds(FIRST_ERRORS)]
         return Decision(totals, (*best, *close), difference)
-    alone = difference is not None and difference.clear
-    return Decision(totals, tuple(best[:1] if alone else best), difference)
+    return Decision(totals, tuple(best[:1] if difference and difference.exceeds(1.0) else best), difference)
 
 
 def at_end(
@@ -173,7 +175,7 @@ def at_end(
     names = [name for name in totals if name != ALONE]
     if not names:
         return Decision(totals, (ALONE,), None, {}, level)
-    near = [name for name in scores if name in names and (name == names[0] or not paired(names[0], name, scores).clear)]
+    near = [name for name in scores if name in names and (name == names[0] or not paired(names[0], name, scores).exceeds(1.0))]
     sums = {name: totals[name] for name in near}
     voters = set(scored_by_all(scores))  # devices that have left since, or were revoked, have no vote any more
     for compared in earlier if len(near) > 1 else ():
@@ -192,11 +194,11 @@ def reported_scores(rows: Collection[Report]) -> tuple[DeviceScores, DeviceScore
 
     These are the likelihood of what they would keep, what the closed form gains, and the standard error of that gain.
     """
-    likelihoods = ("likelihood_kept", "likelihood_closed_form", "likelihood_closed_form_error")
-    kept, gains, errors = (
-        {row.client: nats for row in rows if (nats := getattr(row, metric)) is not None} for metric in likelihoods
-    )
-    return kept, gains, errors
+
+    def of(metric: str) -> DeviceScores:
+        return {row.client: nats for row in rows if (nats := getattr(row, metric)) is not None}
+
+    return of("likelihood_kept"), of("likelihood_closed_form"), of("likelihood_closed_form_error")
 
 
 def scored_by_all(scores: Mapping[str, DeviceScores]) -> list[str]:
@@ -255,10 +257,8 @@ class RaceResult:
 
     def words(self) -> list[str]:
         """Return the course of the race as lines of text."""
-        lines = [*self.words_so_far()]
-        if self.pays:
-            return [*lines, f"auto chooses {self.chosen}"]
-        return [*lines, "auto: no evidence that federating pays here; devices keep their local models"]
+        nothing = "auto: no evidence that federating pays here; devices keep their local models"
+        return [*self.words_so_far(), f"auto chooses {self.chosen}" if self.pays else nothing]
 
     def words_so_far(self) -> list[str]:
         """Return the comparisons so far as lines of text."""

@@ -63,7 +63,7 @@ def test_a_group_is_left_out_as_a_whole_and_counts_once() -> None:
     p, q = [0.9, 0.8, 0.1, 0.6, 0.3], [0.2, 0.5, 0.7, 0.5, 0.9]
     groups, value = [0, 0, 1, 2, 2], [0.5, 0.5, 1.0, 0.5, 0.5]
     models = {"personalized": torch.tensor(p, dtype=torch.float64), "common": torch.tensor(q, dtype=torch.float64)}
-    score = leave_one_out(models, {}, torch.tensor(value, dtype=torch.float64), np.array(groups)).sum()
+    score = leave_one_out(models, {}, torch.tensor(value, dtype=torch.float64), np.array(groups)) @ value
     assert score == pytest.approx(by_hand(p, q, groups, value, (1.0, 1.0)), abs=1e-4)
 
 

@@ -162,3 +162,18 @@ def test_models_that_know_nothing_more_gain_nothing(scores: np.ndarray | None) -
     together = portfolio.joined({"closed-form": type(like)(like.tensors, made)})
     gain, error = together.gained
     assert gain is not None and error is not None and gain < 0.5 and error > 0.0
+
+
+def test_alone_the_only_sample_of_a_class_is_a_guess_among_all_classes() -> None:
+    """Both models are alike elsewhere, so each weighs a half, and one gain of d among ten has the standard error d."""
+    samples = images(10)._replace(y=np.array([0, 1, 0, 1, 0, 1, 0, 1, 0, 2]))
+    (name, model), *_ = fitted_on(samples, 3, NONE).items()
+    right = np.log(np.eye(3)[np.minimum(samples.y, 1)] * 0.7 + 0.1)
+    alone, joined = (
+        torch.from_numpy(np.vstack([right[:9], last])).float() for last in ([0.0, 0.0, -99.0], np.log([0.1, 0.1, 0.8]))
+    )
+    portfolio = Portfolio({name: type(model)(model.tensors, alone)}, samples, NONE, 3, torch.device("cpu"))
+    together = portfolio.joined({"closed-form": type(model)(model.tensors, joined)})
+    share_C = np.array([0.1, 0.1, 0.8]) ** together.fits["closed-form"].sharpness
+    d = np.log(share_C[2] / share_C.sum() / 2) - np.log(1 / 3)
+    assert together.gained == pytest.approx((d, d), abs=1e-4) and d > 0.0
