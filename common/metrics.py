@@ -151,6 +151,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     likelihood_alone: Finite | None = None
     likelihood_kept: Finite | None = None
     likelihood_closed_form: Finite | None = None
+    likelihood_closed_form_error: Finite | None = None
     dial_mean: Share | None = None
     dial_own: Share | None = None
     test_samples: Count | None = None
@@ -222,13 +223,8 @@ _DESCRIPTORS = (
     _D("likelihood_local", "likelihood, local model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_alone", "likelihood, alone", "The same of the ordinary models that are fitted alone", "nats", HIGHER),
     _D("likelihood_kept", "likelihood, kept model", "The same, each sample under weights found without it", "nats", HIGHER),
-    _D(
-        "likelihood_closed_form",
-        "likelihood gained by the closed form",
-        "Gain of all training samples, out of fold, by the closed form beside ordinary models",
-        "nats",
-        HIGHER,
-    ),
+    _D("likelihood_closed_form", "gain by the closed form", "What training samples gain by it, out of fold", "nats", HIGHER),
+    _D("likelihood_closed_form_error", "standard error of it", "Standard error of that gain, over samples", "nats"),
     _D("dial_mean", "dial at the common value", "Share of the attended components at the common value"),
     _D("dial_own", "dial at the own value", "Share of the attended components at the value that the device trained alone"),
     _D("test_samples", "test samples", "Samples of the test part, the weights of averages over samples", "samples"),

@@ -97,7 +97,7 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
     home.check()
     if not home.exists():
         # A first start that cannot work leaves no home behind.
-        first = planning.resolve(fleet_race.check_possible(overrides))
+        first = planning.resolve(fleet_race.first_settings(overrides) if fleet_race.is_asked_for(overrides) else overrides)
         check_secret(first.privacy)
         if first.server.transfer == "direct" and options.storage is None:
             direct_transfers(home.open(), "")

@@ -90,12 +90,7 @@ class Evaluation:
         return (yield from self._trainer.accuracy(prepared, data.test_x, data.test_y))
 
     def compared(
-        self,
-        result: OrderResult,
-        held: DeviceModels,
-        order: Order,
-        seeds: Seeds,
-        cancelled: Callable[[], bool],
+        self, result: OrderResult, held: DeviceModels, order: Order, seeds: Seeds, cancelled: Callable[[], bool]
     ) -> Jobs[tuple[OrderResult, dict[str, Tensors]]]:
         """Return (the result with the accuracy of every model, the tensors of the blend's models beside the own one).
 
@@ -140,10 +135,10 @@ class Evaluation:
         members = blend.members
         said = {name: blend.likelihood[name] for name in CHOICES if name in blend.likelihood}
         said = said if not is_flattered and len(said) > 1 else {}
-        likelihood_kept = gained = None
+        likelihood_kept, gained, error = None, None, None
         if order.round in self._scored_rounds:
             likelihood_kept = yield from self._scored(blend, candidates, order)
-            gained = portfolio.gained if portfolio is not None else None
+            gained, error = portfolio.gained if portfolio is not None else (None, None)
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         against: list[dict[str, Any]]
         against = [comparison.compared(right[self.own_choice], right[name], RIVALS[name], data.test_groups) for name in others]
@@ -167,6 +162,7 @@ class Evaluation:
             fitted=dict(blend.fitted),
             likelihood_kept=likelihood_kept,
             likelihood_closed_form=gained,
+            likelihood_closed_form_error=error,
             **{LIKELIHOODS[name]: value for name, value in said.items()},
             **{name: value for numbers in against for name, value in numbers.items()},
         )
@@ -200,7 +196,8 @@ class Evaluation:
             trainer, tensors = candidates[self.own_choice]
             fit = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
             probability = {self.own_choice: fit.probability.nan_to_num(0.0)}
-        return leave_one_out(probability, order.prior, data.validation_weight, data.validation_groups)
+        each_V = leave_one_out(probability, order.prior, data.validation_weight, data.validation_groups)
+        return float(each_V.sum() if data.validation_weight is None else each_V @ data.validation_weight.numpy())
 
     @property
     def federated(self) -> FederatedRidge:

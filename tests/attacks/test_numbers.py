@@ -23,16 +23,9 @@ from attune.fedserver.view.export import export_home
 from attune.fedserver.view.homes import status_of
 from tests.e2e.harness import tabular_shard
 
-NO_LIMIT = {
-    "loss",
-    "seconds",
-    "epsilon",
-    "likelihood_personalized",
-    "likelihood_kept",
-    "likelihood_closed_form",
-}
+NO_LIMIT = {"loss", "seconds", "epsilon"}
 NO_LIMIT |= {f"{prefix}{name}_{rival}" for prefix in ("", "kept_") for name in ("gain", "error") for rival in RIVALS}
-NO_LIMIT |= {f"likelihood_{model}" for model in (*RIVALS, "personalized", "kept", "closed_form")}
+NO_LIMIT |= {f"likelihood_{model}" for model in (*RIVALS, "personalized", "kept", "closed_form", "closed_form_error")}
 
 
 def test_every_number_without_a_limit_of_its_own_has_this_one() -> None:

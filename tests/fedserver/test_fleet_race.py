@@ -76,6 +76,7 @@ def connect(server: Server, *names: str) -> list[Any]:
 
 async def score(server: Server, order: Order) -> None:
     row = Report(round=1, work="evaluate", client=id_of(order).client, likelihood_kept=-1.0, likelihood_closed_form=0.5)
+    row = msgspec.structs.replace(row, likelihood_closed_form_error=0.25)
     server.state.inbox.accept(id_of(order), row, {})
     await server.coordinator.updates.report(id_of(order))
 
@@ -167,7 +168,7 @@ def test_the_scores_of_a_device_that_was_revoked_do_not_count() -> None:
         assert await ended(turn, server) is None
         await server.ledger.update_device("b", revoked=True)
         (leg,) = (await end(turn, server)).legs
-        assert (leg.scores, leg.gains) == ({"a": -1.0, "c": -1.0}, {"a": 0.5, "c": 0.5})
+        assert (leg.scores, leg.gains, leg.errors) == tuple(dict.fromkeys("ac", nats) for nats in (-1.0, 0.5, 0.25))
 
     in_leg(turn, scenario)
 
