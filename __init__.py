@@ -15,7 +15,7 @@ _PLACES = {
     "Client": "attune.fedclient.client",
     "evaluate": "attune.fedserver.evaluate",
     "register": "attune.common.plugins",
-    "report": "attune.fedserver.view.report",
+    "report": "attune.seams",
     "serve": "attune.fedserver.serve",
     "simulate": "attune.simulation.simulate",
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attune.fedclient.model.drift import begun, looked
+from attune.features.finished.drift import begun, looked
 from benchmarks.result_file import table
 
 RESULT = Path(__file__).parent / "results" / "drift.csv"

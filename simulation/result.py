@@ -170,9 +170,7 @@ class SimulationResult:
 
     def report(self, out: str | Path, question: str = "") -> Path:
         """Write the page of `fedserver report` into the file `out`, and return its path."""
-        from attune.fedserver.view.report import write_report
-
-        return write_report(Path(out).expanduser(), self._outcome.snapshot, self.status, question)
+        return seams.write_report(Path(out).expanduser(), self._outcome.snapshot, self.status, question)
 
     @property
     def executor(self) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attune import seams
 from attune.common.command_group import FILE, ExtensibleGroup
 from attune.common.config import read_toml
 from attune.common.errors import SettingError, nearest
@@ -115,8 +116,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 COMMANDS = (
     device_commands.join, device_commands.doctor, device_commands.verify, device_commands.disclosed,
-    model_commands.evaluate, model_commands.predict, model_commands.plot, model_commands.export,
-    model_commands.verify_model, model_commands.watch,
+    model_commands.evaluate, model_commands.predict, model_commands.export, model_commands.verify_model,
     table_commands.describe, table_commands.shard,
 )  # fmt: skip
 
@@ -125,6 +125,17 @@ class DeviceCommands(ExtensibleGroup):
     """Commands of `fedclient`. An error becomes one line on stderr; for an unknown command the nearest one is suggested."""
 
     entry_point_group = "attune.fedclient.commands"
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(
+            {*super().list_commands(ctx), *(name for feature in seams.features() for name in feature.device_commands)}
+        )
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command: click.Command | None = seams.answer("device_commands", cmd_name) or super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in seams.DEVICE_COMMANDS:
+            raise seams.absent(seams.DEVICE_COMMANDS[cmd_name], f"fedclient {cmd_name}")
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         with reported():

@@ -22,7 +22,7 @@ COMMANDS = (
     tokens.token, tokens.revoke,
     running.pause, running.resume, running.status, running.tls_name,
     tokens.audit, tokens.backup, tokens.restore, tokens.verify,
-    results.export, results.evaluate, results.report,
+    results.export, results.evaluate,
     privacy.privacy, results.schema, results.statistics,
     running.run, running.forget,
 )  # fmt: skip

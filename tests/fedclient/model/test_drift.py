@@ -13,9 +13,9 @@ from scipy.stats import binom
 
 import attune
 from attune.common.errors import HomeMismatch, SettingError
+from attune.features.finished.drift import OF_BETS, OF_BOUND, PARTS, RESERVE, SHARE, begun, looked, watch_new
 from attune.fedclient.cli import main
 from attune.fedclient.home import DeviceHome
-from attune.fedclient.model.drift import OF_BETS, OF_BOUND, PARTS, RESERVE, SHARE, begun, looked, watch_new
 
 
 def capital_of(watch) -> float:

@@ -16,11 +16,11 @@ from attune.common.errors import NoModel, SettingError, ShapeMismatch, ShardErro
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Scale
+from attune.features.finished.drawings import attentions, effective, over_patches, rollout
+from attune.features.finished.model_plots import PICTURES, plot, titles
 from attune.fedclient.cli import main
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model import artifact
-from attune.fedclient.model.drawings import attentions, effective, over_patches, rollout
-from attune.fedclient.model.plots import PICTURES, plot, titles
 from tests.pictures import Page, check_pictures
 
 TINY = {"width": 8, "heads": 2, "depth": 2, "patch": 2}

@@ -16,8 +16,8 @@ from attune.common.errors import HomeMismatch, NoModel
 from attune.common.metrics import FALSE_RATES, METRICS
 from attune.common.plan import ONE_MEAN
 from attune.common.statistics import strongest
+from attune.features.report.shown import page_of
 from attune.fedserver.view.homes import render_status
-from attune.fedserver.view.report import page_of
 from attune.simulation.result import SimulationResult
 
 QUESTION = "Should Kiel, Lund and Oslo predict readmission together?"

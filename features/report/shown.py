@@ -10,22 +10,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 from attune import __version__
 from attune.common import homes
+from attune.common.command_group import FILE, NAME
 from attune.common.durable import PUBLIC, check_file, write_file
 from attune.common.errors import NoModel
 from attune.common.metrics import METRICS
 from attune.common.plan import ONE_MEAN, Plan, run_name
 from attune.common.statistics import RIVAL_WORDS, interval_of, strongest
 from attune.common.text import clean, listed
+from attune.features.report.roc_picture import roc_picture
+from attune.fedserver.cli.shared import HOME
 from attune.fedserver.core.accuracy import comparisons
 from attune.fedserver.core.fleet_verdict import FOR_INTERVAL, FOR_PREDICTION
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.homes import status_of
-from attune.fedserver.view.roc_picture import roc_picture
 from attune.fedserver.view.status import SENT_WORDS, sent_words, spent_words
 
 LONGEST = 400  # characters of a text that is not this program's own
@@ -79,6 +82,19 @@ def report(out: str | Path, question: str = "", home: str | Path | None = None, 
         place = ServerHome(place.runs / run)
         place.require()
     return write_report(Path(out).expanduser(), place.snapshot(), status_of(place), question)
+
+
+@click.command("report")
+@HOME
+@click.option("--out", type=FILE, required=True, help="File to write, such as report.html.")
+@click.option("--question", default="", help="What is to be decided, for the head of the page.")
+@click.option("--run", type=NAME, default="", metavar="NAME", help="An earlier run (default: the present one).")
+def report_command(home: Path | None, out: Path, question: str, run: str) -> None:
+    """Write one page for people who decide: what each site gained, what left it, and what cannot be said.
+
+    It needs no network and no script, and can be printed.
+    """
+    click.echo(report(out, question, home, run))
 
 
 def write_report(out: Path, snapshot: Snapshot, status: Mapping[str, Any], question: str = "") -> Path:

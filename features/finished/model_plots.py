@@ -18,13 +18,13 @@ from attune.common.errors import SettingError, ShardError
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Format
 from attune.common.plan import Label
+from attune.features.finished import drawings
+from attune.features.finished.drawings import over_patches
 from attune.fedclient.data import labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.prepare import check_labelled_alike
 from attune.fedclient.data.shard import Shard, load_shard
-from attune.fedclient.model import drawings
 from attune.fedclient.model.artifact import Model
-from attune.fedclient.model.drawings import over_patches
 from attune.fedclient.model.light_model import in_unit
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
