@@ -37,8 +37,15 @@ SERVED, SINGLE = "each order must start from what the server serves", "it compar
 DRAW = "only independent draws of each device may be counted on"
 LIKELIHOODS = "it chooses by how likely each held-out sample is, and a Cox model gives no such likelihood. Leave it out"
 GIVEN, TAGGED = "round.given", "round.devices"
+
+
+def _units(feature: str, why: str, *units: str) -> list[tuple[str, str, str]]:
+    """Return the conflicts of a feature with noise for these units, or for all of them."""
+    return [(feature, f'privacy.unit = "{unit}"', why) for unit in units or ("example", "group", "client")]
+
+
 PAIRS = [
-    *((GIVEN, f'privacy.unit = "{unit}"', "nothing is trained") for unit in ("example", "group", "client")),
+    *_units(GIVEN, "nothing is trained"),
     (
         GIVEN,
         SECURE,
@@ -50,7 +57,7 @@ PAIRS = [
     (SECURE, ALL, SERVED),
     (SECURE, "round.adapt_rounds", "few newcomers make no sum"),
     ("privacy.same_cohort", "round.over_selection", "no device takes another one's place"),
-    *((DESCRIBED, f'privacy.unit = "{unit}"', "a description has no noise") for unit in ("example", "group", "client")),
+    *_units(DESCRIBED, "a description has no noise"),
     (EMBEDDED, "method.robust", "what devices hand in is a gradient, whose numbers are not to be voted on or clipped"),
     (EMBEDDED, "method.bound_samples", "a device weighs the step of its embedding by its own samples"),
     (EMBEDDED, "round.take_back", "the server cannot take embeddings back that it does not have"),
@@ -61,13 +68,8 @@ PAIRS = [
     (BUFFERED, EMBEDDED, "a device steps its embedding as if its update were fresh"),
     (BUFFERED, ALL, SERVED),
     (BUFFERED, "round.over_selection", "no update is left over (round.clients is how many devices train at a time)"),
-    *(
-        (
-            "round.patience",
-            f'privacy.unit = "{unit}"',
-            "each likelihood would cost a part of the budget, which is for a number of rounds. Set round.rounds",
-        )
-        for unit in ("example", "group", "client")
+    *_units(
+        "round.patience", "each likelihood would cost a part of the budget, which is for a number of rounds. Set round.rounds"
     ),
     (TAGGED, BUFFERED, "orders go on from round to round, to all devices"),
     (TAGGED, CLIENT, DRAW),
@@ -81,14 +83,11 @@ PAIRS = [
     (CLIENT, "round.adapt_rounds", "newcomers' rounds have no noise"),
     (CLIENT, ALL, SERVED),
     *((CLIENT, f"round.{name}", DRAW) for name in ("quorum", "over_selection", "replace_after_s", "attackers")),
-    *(
-        (
-            SURVIVAL,
-            f'privacy.unit = "{unit}"',
-            "the Cox loss is that of a whole batch, so no sample has a gradient that could be clipped. Take "
-            f"{CLIENT}, or {SECURE}",
-        )
-        for unit in ("example", "group")
+    *_units(
+        SURVIVAL,
+        f"the Cox loss is that of a whole batch, so no sample has a gradient that could be clipped. Take {CLIENT}, or {SECURE}",
+        "example",
+        "group",
     ),
     *(
         (CUSTOM, f'privacy.unit = "{unit}"', f"a loss of your own may compare samples, so none can be clipped. Take {CLIENT}")

@@ -19,7 +19,6 @@ from attune.common.plan import FEWEST_DEVICES
 from attune.fedserver.core import messages as events
 from attune.fedserver.core.round import next_wake, step
 from attune.fedserver.federation.closing import RoundCloser
-from attune.fedserver.federation.exchanger import ExchangeAccount
 from attune.fedserver.federation.federation_state import FederationState
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.opening import OrderSender
@@ -47,7 +46,6 @@ class Coordinator:
         finished: The federation is done, or has failed.
         unusable: Something is damaged: nothing can be done before it is restored.
         error: Why it has failed.
-        account: The fleet's account of waits.
     """
 
     def __init__(self, state: FederationState, federation: str, *, one_owner: bool = False) -> None:
@@ -56,9 +54,8 @@ class Coordinator:
         self.ready, self.finished, self.unusable = asyncio.Event(), asyncio.Event(), asyncio.Event()
         state.turns.failed = self._fail
         fewest = 1 if one_owner else FEWEST_DEVICES
-        self.account = account = ExchangeAccount(state, self.handle)
-        self.secure = SecureRounds(state, federation, self.handle, account)
-        self.survey = Survey(state, federation, account)
+        self.secure = SecureRounds(state, federation, self.handle)
+        self.survey = Survey(state, federation, self.handle)
         self.planner, self._orders = Planner(state, federation, fewest, self.survey), OrderSender(state, fewest)
         self.members = Members(state, self.handle, self.planner, self._orders, self.secure, self.survey)
         self.updates = Updates(state, self.handle, self.members.excuse, self.secure)

@@ -25,8 +25,8 @@ from attune.common.secure.masked_sums import ONE_SUM, added, plus_masks
 from attune.common.site_statistics import MOST_COLUMNS, NoisySums, SiteSketches, SiteSums
 from attune.common.text import clean, from_json, listed
 from attune.fedserver.core.scale import Scales
-from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
-from attune.fedserver.federation.federation_state import FederationState
+from attune.fedserver.federation.exchanger import Exchanger
+from attune.fedserver.federation.federation_state import FederationState, Handle
 from attune.fedserver.ports.blobs import MASKED_STATISTICS, Damaged
 from attune.fedserver.surveys.answers import (
     KeptSum,
@@ -60,25 +60,25 @@ def without_statistics(privacy: PrivacySettings) -> str:
     return f"statistics have no noise, and this federation promises it (privacy.unit = {privacy.unit!r}): {why}"
 
 
-class Survey:
+class Survey(Exchanger):
     """Survey of the fleet's data. One runs at a time.
 
     Args:
         state: The federation, among whose blobs the masked sum is kept.
         name: The federation's fingerprint.
-        account: The fleet's account of waits.
+        handle: Takes an exchange in that is over.
 
     Attributes:
         wait_s: Seconds for which an exchange of a masked sum for scales waits.
     """
 
-    def __init__(self, state: FederationState, name: str, account: ExchangeAccount) -> None:
+    def __init__(self, state: FederationState, name: str, handle: Handle) -> None:
+        super().__init__(state, handle, "statistics ")
         privacy = self._privacy = state.settings.privacy
         self._asks = Asks(name, privacy, state.settings.data)
         self._streams, self._blobs, self._executors = state.streams, state.storage.blobs, state.executors
         self._masks = privacy.secure_aggregation and not privacy.on_devices and not privacy.on_server
         self._minimum, self.wait_s = max(FEWEST_DEVICES, privacy.secure_devices), privacy.secure_wait_s
-        self._exchanger = Exchanger(self._send, account, "statistics ")
         self._turn = asyncio.Lock()
         self._question = StatisticsRequest("")
         self._awaited, self._reports = set[str](), dict[str, StatisticsReport]()
@@ -183,7 +183,7 @@ class Survey:
         """Ask these devices, of which so many answers are of use, and return why some of them give none."""
         self._question, self._told = replace(question, id=secrets.token_hex(8)), set()
         self._awaited, self._reports, self._bytes = set(names), {}, 0
-        await self._exchanger.wait(lambda: self._awaited, least, wait_s, self._ask)
+        await self.wait(lambda: self._awaited, least, wait_s, self._ask)
         silent, self._awaited = dict.fromkeys(self._awaited, SILENT), set()
         return silent | {name: report.refused for name, report in self._reports.items() if report.refused}
 
@@ -237,13 +237,13 @@ class Survey:
                 return kept
 
             collector = Collector(occasion, orders, CohortRule(asked, self._minimum), fixed)
-            unmasking = await self._exchanger.carried_out(collector, wait_s, 0, keep)
+            unmasking = await self.carried_out(collector, wait_s, 0, keep)
             self._number = await self._executors.disk(plus_masks, self._number, unmasking.seeds)
             assert collector.fixed is not None  # noqa: S101 (the exchanges have fixed them)
             LOG.info("the statistics of %d devices are summed", len(collector.fixed.survivors))
             return await keep(collector.fixed, False), refused
         finally:
-            self._exchanger.collector, self._told = None, set()
+            self.collector, self._told = None, set()
 
     def _read(self) -> KeptSum | None:
         try:
@@ -259,23 +259,23 @@ class Survey:
         self._told.add(name)
         self._streams.send(name, self._question)
 
-    def _send(self, name: str, message: SecureMessage) -> None:
+    def send(self, name: str, message: SecureMessage) -> None:
         """Send a message, and before it the question, if the device does not know it on this stream."""
         if name not in self._told and self._streams.get(name) is not None:
             self._ask(name)
-        self._streams.send(name, message)
+        super().send(name, message)
 
     def connected(self, name: str) -> None:
         """Ask a device again that has a new stream, such as one that has rested."""
         self._told.discard(name)
         if name in self._awaited:
             self._ask(name)
-        self._exchanger.ask_again(name)
+        super().connected(name)
 
     def answered(self, name: str, message: SecureMessage) -> None:
         """Take a device's answer in a masked sum in. Errors are those of Exchanger.answered."""
         if message.of_statistics == self._question.id:
-            self._exchanger.answered(name, message)
+            super().answered(name, message)
 
     def drop(self, name: str, why: str) -> None:
         """Go on without a device."""
@@ -289,16 +289,16 @@ class Survey:
             self._awaited.discard(name)
             self._bytes += len(report.report_json)
             self._reports[name] = report if self._bytes <= MOST_BYTES else StatisticsReport(report.id, refused=TOO_MUCH)
-            self._exchanger.came(name)
-        collector = self._exchanger.collector
+            self.came(name)
+        collector = self.collector
         if collector is not None and report.refused:
-            self._exchanger.drop(name, report.refused)
+            super().drop(name, report.refused)
         elif collector is not None and collector.exchange == "masked" and name in collector.pending and report.masked:
             if len(report.masked) != len(self._number):
-                self._exchanger.drop(name, "it has sent a number of another length")
+                super().drop(name, "it has sent a number of another length")
                 return
             self._number = added(self._number, report.masked)
-            self._exchanger.masked(name)
+            self.masked(name)
 
 
 def _read(

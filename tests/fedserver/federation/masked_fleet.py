@@ -27,7 +27,6 @@ from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import InlineExecutors
-from attune.fedserver.federation.exchanger import ExchangeAccount
 from attune.fedserver.federation.steps import Clock, Turns
 from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.federation.survey import Survey
@@ -62,7 +61,6 @@ class Accounted:
         self.settings, self.round = SimpleNamespace(round=settings), Round(connected=frozenset(names))
         self.rules = Rules(settings, Synchronous(settings, 0, secure=True))
         self.attempted, self.exchanged = list[Attempted](), list[Exchanged]()
-        self.account = ExchangeAccount(cast(Any, self), self.note)
 
     @property
     def charged(self) -> list[tuple[str, list[str]]]:
@@ -83,10 +81,10 @@ def survey_of(
     books: Accounted | None = None,
 ) -> Survey:
     """Return the survey of a server."""
-    sections = SimpleNamespace(privacy=privacy or PrivacySettings(), data=data or DataSettings())
-    storage, executors = SimpleNamespace(blobs=blobs or MemoryBlobs()), InlineExecutors()
-    state = SimpleNamespace(settings=sections, streams=streams, storage=storage, executors=executors)
-    return Survey(cast(Any, state), "fed", (books or Accounted()).account)
+    state: Any = books or Accounted()
+    state.settings.privacy, state.settings.data = privacy or PrivacySettings(), data or DataSettings()
+    state.streams, state.storage, state.executors = streams, SimpleNamespace(blobs=blobs or MemoryBlobs()), InlineExecutors()
+    return Survey(state, "fed", state.note)
 
 
 class MaskedSite:

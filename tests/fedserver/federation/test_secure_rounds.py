@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -27,8 +26,8 @@ class Site(Accounted):
         super().__init__(NAMES)
         self.cohort, self.silent = Cohort(), silent or {}
         self.asked: list[tuple[str, str]] = []
-        state = SimpleNamespace(settings=SimpleNamespace(privacy=privacy), streams=self, turns=self.turns)
-        self.rounds = SecureRounds(cast(Any, state), FEDERATION, self.note, self.account)
+        self.settings.privacy, self.streams = privacy, self
+        self.rounds = SecureRounds(cast(Any, self), FEDERATION, self.note)  # type: ignore[arg-type]
 
     def send(self, name: str, message: SecureMessage) -> None:
         """Take the place of `Streams.send`: the device answers in the next step of the loop."""
