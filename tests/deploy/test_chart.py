@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import yaml
 
-from attune.common.config import load_settings
 from attune.fedserver.home import ServerHome
 from tests import engines
 from tests.needs import Later, needs
@@ -154,14 +153,6 @@ def test_the_network_policy_lets_devices_in_and_the_server_out_to_its_stores() -
     assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == [53, 53, 5432, 443]
     assert len(rendered(LEAST)["NetworkPolicy", "fed"]["spec"]["ingress"]) == 1
     assert ("NetworkPolicy", "fed") not in rendered(NOTHING_MORE)
-
-
-def test_the_arguments_are_options_of_the_command(parse: Any) -> None:
-    [server] = pod(rendered(MOST))["containers"]
-    said = parse(["fedserver", *server["args"]]).params
-    assert (said["port"], said["dashboard"], str(said["home"])) == (50051, "0.0.0.0:50052", "/var/lib/attune/server")
-    assert (said["ledger"], said["blobs"]) == ("$(ATTUNE_LEDGER)", "$(ATTUNE_BLOBS)")
-    load_settings(None, [one for one in said["assignments"] if "metrics_token_file" not in one], {})
 
 
 # --- the servers of two pods, started as the chart says

@@ -9,6 +9,7 @@ import pytest
 from attune.common.config import PrivacySettings, load_settings
 from attune.common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.plan import Plan, Profile
+from attune.fedserver.core import training_length
 from attune.fedserver.core.data_form import agree, check_fits, check_possible
 from attune.fedserver.core.planning import make_plan, reconcile, resolve, why_this_model
 
@@ -238,7 +239,8 @@ def test_devices_with_noise_get_no_batch_statistics() -> None:
         ([1000], 5),  # never fewer than 5
     ],
 )
-def test_the_median_device_takes_fifty_steps_a_round(samples: list[int], epochs: int) -> None:
+def test_the_median_device_takes_fifty_steps_a_round(samples: list[int], epochs: int, monkeypatch) -> None:
+    monkeypatch.setattr(training_length, "MOST_USUAL_EPOCHS", 25)  # tests/conftest.py has another one
     profiles = {f"d{n}": msgspec.structs.replace(IMAGES, samples=count) for n, count in enumerate(samples)}
     assert make_plan(resolve({}), profiles, "f").train.local_epochs == epochs
     assert make_plan(resolve({"train": {"local_steps": 0}}), profiles, "f").train.local_epochs == epochs
