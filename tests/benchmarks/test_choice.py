@@ -114,7 +114,7 @@ def test_finished_points_are_not_run_again(tmp_path: Path, monkeypatch: pytest.M
         assert len(shards) == 10
         ran.append(method)
         right = {shard.name: torch.arange(20) < 10 + len(ran) for shard in shards}
-        return auto.Outcome(right, dict.fromkeys((1, 2, 3), ({shard.name: -1.0 / len(ran) for shard in shards}, {})))
+        return auto.Outcome(right, dict.fromkeys((1, 2, 3), ({shard.name: -1.0 / len(ran) for shard in shards}, {}, {})))
 
     monkeypatch.setattr(auto, "outcome", trained)
     words = ["--recipe", "digits", "--x", "40", "--rounds", "3", "--out", str(tmp_path / "auto.csv")]
