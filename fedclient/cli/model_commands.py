@@ -93,8 +93,8 @@ def _evaluate_fleet(
     "--out",
     type=FILE,
     required=True,
-    help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B, "
-    "or log hazard. If images were given, their file is the last column. Of pixels an .npz with y.",
+    help="A CSV file: index, label; index, position, label of positions; index, A, B of targets or labels A and B; or log "
+    "hazard. Of images their file is the last column. Of pixels: an .npz with y.",
 )
 @click.option("--probabilities", is_flag=True, help="Add p(A), the probability of each class or label A.")
 @click.option(
@@ -169,7 +169,7 @@ def write_arrays_of(out: Path, model: Model, samples: NewSamples, probabilities:
         write_arrays(out, arrays)
     except OSError as error:
         raise SettingError(f"cannot write {out}: {error.strerror}") from None
-    click.echo(f"{len(samples.x)} {'masks' if model.info.model.labels_pixels else 'predictions'} in {out}")
+    click.echo(f"{len(samples.x)} {'label images' if model.info.model.labels_pixels else 'predictions'} in {out}")
 
 
 @dataclass
@@ -219,11 +219,11 @@ class PredictionLines:
 )  # fmt: skip
 @click.option(
     "--picture", "pictures", multiple=True,
-    type=click.Choice(["rollout", "confusion", "classes", "masks", "labels", "predicted"]),
+    type=click.Choice(["rollout", "confusion", "classes", "areas", "labels", "predicted"]),
     help="Only this picture (may be repeated; default: all that the model has).",
 )  # fmt: skip
 @click.option(
-    "--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout or masks on."
+    "--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout or areas on."
 )
 @server_option()
 @home_option

@@ -35,13 +35,13 @@ from attune.fedclient.data.standardiser import UNSEEN, Standardiser, with_nan
 from attune.fedclient.model.model_info import FORMAT, ModelInfo, guarantee_of
 from attune.fedclient.work.blend import Member, answers_of, blended_shares
 from attune.fedclient.work.build import objective_for, predictor_for
-from attune.fedclient.work.custom import measure_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import mean_score
 from attune.fedclient.work.objectives.base import Network, Tensors
 from attune.fedclient.work.portfolio.evaluators import ROWS
 from attune.fedclient.work.portfolio.portfolio import reader_of, trainer_of
 from attune.fedclient.work.predictors.base import FEATURES, PlainPredictor
+from attune.fedclient.work.task_measures import measure_for
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Trainer
 
 HOLD_SAMPLES = frozenset({ROWS, FEATURES})  # tensors that are training samples, or made of single ones
