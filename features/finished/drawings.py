@@ -22,7 +22,7 @@ from attune.common.pictures import figures
 from attune.common.pictures.figures import Cell, PageTable, Picture, Section
 from attune.common.statistics import wilson
 from attune.common.task import TASKS
-from attune.fedclient.work.areas import overlap
+from attune.fedclient.work.task_measures import overlap
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int64]
@@ -75,18 +75,18 @@ def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks:
     return Section("Where the model looks", caption, Picture("rollout", figure), PageTable(heads, rows))
 
 
-def masks(images: Floats, numbers: Sequence[int], true: Ints, answers: Mapping[str, Ints], names: Sequence[str]) -> Section:
-    """Draw images (N, H, W, channels) in a row, and below them their masks (N, H, W): the true ones, and each model's."""
+def areas(images: Floats, numbers: Sequence[int], true: Ints, answers: Mapping[str, Ints], names: Sequence[str]) -> Section:
+    """Draw images (N, H, W, channels) in a row, and below them their labels (N, H, W): the true ones, and each model's."""
     rows = {"truth": true, **answers}
     figure = figures.new(1.3 + 1.5 * len(images), 0.4 + 1.7 * (1 + len(rows)))
     grid: Any = figure.subplots(1 + len(rows), len(images), squeeze=False)
     for n, axes in enumerate(grid[0]):
         axes.imshow(_shown(images[n]), cmap="gray", vmin=0, vmax=1)
         axes.set_title(str(numbers[n]), fontsize=10)
-    for line, mask_NHW in zip(grid[1:], rows.values(), strict=True):
+    for line, area_NHW in zip(grid[1:], rows.values(), strict=True):
         for n, axes in enumerate(line):
             axes.imshow(_shown(images[n]), cmap="gray", vmin=0, vmax=1)
-            shown = np.ma.masked_equal(mask_NHW[n], 0)
+            shown = np.ma.masked_equal(area_NHW[n], 0)
             axes.imshow(shown, cmap="tab10", alpha=0.6, interpolation="nearest", vmin=0, vmax=max(10, len(names)))
     for axes in grid.flat:
         axes.set_xticks([])
@@ -97,10 +97,10 @@ def masks(images: Floats, numbers: Sequence[int], true: Ints, answers: Mapping[s
         f"Test images, by number, with the areas of {', '.join(names[1:])} in colour: the true ones, and below them what each "
         f"model found. {names[0]} is the background. Images that show something come before others."
     )
-    scores = {title: overlap(torch.from_numpy(mask), torch.from_numpy(true), False).tolist() for title, mask in answers.items()}
+    scores = {title: overlap(torch.from_numpy(said), torch.from_numpy(true), False).tolist() for title, said in answers.items()}
     cells: list[list[Cell]] = [[number, *(score[n] for score in scores.values())] for n, number in enumerate(numbers)]
     table = PageTable(["test sample", *(f"{title}: Dice" for title in scores)], cells)
-    return Section("Masks", caption, Picture("masks", figure), table)
+    return Section("Areas", caption, Picture("areas", figure), table)
 
 
 def _shown(image_HWC: Floats) -> Floats:

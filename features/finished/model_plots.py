@@ -85,15 +85,15 @@ def rollout(source: Drawn) -> figures.Section:
     return drawings.rollouts(pictures, chosen, [names[k] for k in first.true[chosen]], looks)
 
 
-def masks(source: Drawn) -> figures.Section:
-    """Draw images beside their true masks and those of each model."""
+def areas(source: Drawn) -> figures.Section:
+    """Draw images beside the true areas and those of each model."""
     first = source.judged[0]
     shape = (len(first.features), *first.model.info.model.positions)
     true = first.true.reshape(shape)
     chosen = sorted(np.argsort(~(true > 0).any(axis=(1, 2)), kind="stable")[: source.images].tolist())  # that show something
     pictures = first.features[chosen].movedim(1, -1).numpy()
     panels = {judged.title: judged.answers.reshape(shape)[chosen] for judged in source.judged}
-    return drawings.masks(pictures, chosen, true[chosen], panels, [str(label) for label in source.classes])
+    return drawings.areas(pictures, chosen, true[chosen], panels, [str(label) for label in source.classes])
 
 
 def confusion(source: Drawn) -> figures.Section:
@@ -144,7 +144,7 @@ OF_TASK: dict[str, dict[str, Callable[[Drawn], figures.Section]]] = {
     "regression": {"predicted": predicted},
     "survival": {},
     "custom": {},
-    PIXELS: {"masks": masks},
+    PIXELS: {"areas": areas},
 }
 PICTURES = {name: task for task, pictures in OF_TASK.items() for name in pictures}
 

@@ -23,11 +23,11 @@ from attune.fedclient.table_options import read_options, table_options
 )  # fmt: skip
 @click.option(
     "--picture", "pictures", multiple=True,
-    type=click.Choice(["rollout", "confusion", "classes", "masks", "labels", "predicted"]),
+    type=click.Choice(["rollout", "confusion", "classes", "areas", "labels", "predicted"]),
     help="Only this picture (may be repeated; default: all that the model has).",
 )  # fmt: skip
 @click.option(
-    "--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout or masks on."
+    "--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout or areas on."
 )
 @server_option()
 @home_option

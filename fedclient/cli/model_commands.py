@@ -93,8 +93,8 @@ def _evaluate_fleet(
     "--out",
     type=FILE,
     required=True,
-    help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B, "
-    "or log hazard. If images were given, their file is the last column. Of pixels an .npz with y.",
+    help="A CSV file: index, label; index, position, label of positions; index, A, B of targets or labels A and B; or log "
+    "hazard. Of images their file is the last column. Of pixels: an .npz with y.",
 )
 @click.option("--probabilities", is_flag=True, help="Add p(A), the probability of each class or label A.")
 @click.option(
@@ -169,7 +169,7 @@ def write_arrays_of(out: Path, model: FinishedModel, samples: NewSamples, probab
         write_arrays(out, arrays)
     except OSError as error:
         raise SettingError(f"cannot write {out}: {error.strerror}") from None
-    click.echo(f"{len(samples.x)} {'masks' if model.info.model.labels_pixels else 'predictions'} in {out}")
+    click.echo(f"{len(samples.x)} {'label images' if model.info.model.labels_pixels else 'predictions'} in {out}")
 
 
 @dataclass

@@ -30,12 +30,12 @@ from attune.fedclient.model.light_model import FinishedModel
 from attune.fedclient.model.model_info import ModelInfo, file_of, finished_model, read_info, save, weights_of
 from attune.fedclient.work.blend import Member, answers_of, blended_shares
 from attune.fedclient.work.build import objective_for, predictor_for
-from attune.fedclient.work.custom import measure_for
 from attune.fedclient.work.measures import mean_score
 from attune.fedclient.work.objectives.base import Network, Tensors
 from attune.fedclient.work.orders import ROWS
 from attune.fedclient.work.portfolio.portfolio import reader_of, trainer_of
 from attune.fedclient.work.predictors.base import PlainPredictor
+from attune.fedclient.work.task_measures import measure_for
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Trainer
 
 __all__ = ["Model", "finished_model", "read_info", "save"]

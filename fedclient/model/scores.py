@@ -23,10 +23,10 @@ from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.light_model import FinishedModel, in_unit, load_model
 from attune.fedclient.read_options import PLAIN, ReadOptions
-from attune.fedclient.work.areas import overlap
 from attune.fedclient.work.auroc import Events, aurocs, has_cases, rarer
 from attune.fedclient.work.comparison import Floats, Places
 from attune.fedclient.work.measures import mean_score
+from attune.fedclient.work.task_measures import overlap
 
 
 @dataclass(frozen=True)

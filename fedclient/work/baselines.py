@@ -25,12 +25,12 @@ from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.work.build import family_of
-from attune.fedclient.work.custom import measure_of
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import Measure
 from attune.fedclient.work.objectives.base import Network, OnProgress, Tensors, Trained
 from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
+from attune.fedclient.work.task_measures import measure_of
 from attune.fedclient.work.trainer import Seeds, Trainer
 
 

@@ -23,7 +23,6 @@ from attune.fedclient.work import baselines, comparison
 from attune.fedclient.work.auroc import aurocs, compared_areas, has_cases, rarer, sensitivities, threshold_of
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
 from attune.fedclient.work.comparison import Floats
-from attune.fedclient.work.custom import measure_of
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.measures import Ranked, mean_score
@@ -31,6 +30,7 @@ from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
 from attune.fedclient.work.portfolio.federated import FederatedRidge
 from attune.fedclient.work.portfolio.portfolio import Portfolio, held_of, samples_of
+from attune.fedclient.work.task_measures import measure_of
 from attune.fedclient.work.trainer import Seeds, Trainer
 from attune.fedclient.work.weighing import Weighed, weighed
 

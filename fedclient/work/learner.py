@@ -36,7 +36,6 @@ from attune.fedclient.options import NONE, DeviceOptions, Hooks
 from attune.fedclient.work import baselines
 from attune.fedclient.work.baselines import shared_model
 from attune.fedclient.work.build import family_of, objective_for, on_processor, predictor_for
-from attune.fedclient.work.custom import measure_of
 from attune.fedclient.work.device_state import DeviceState
 from attune.fedclient.work.dial import dial_of
 from attune.fedclient.work.embedding import FROM_SEED, PART, EmbeddingSource, embedding_of
@@ -49,6 +48,7 @@ from attune.fedclient.work.portfolio.folds import fold_of
 from attune.fedclient.work.portfolio.portfolio import portfolio_of, reader_of
 from attune.fedclient.work.private.private_learning import PrivateLearning, noisy_metrics, private_learning, quietly
 from attune.fedclient.work.state import check_order_id
+from attune.fedclient.work.task_measures import measure_of
 from attune.fedclient.work.trainer import Seeds, Trainer
 
 KEPT = "kept-{}"  # the tensors of a model that the device predicts with, committed beside the state

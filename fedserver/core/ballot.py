@@ -39,8 +39,8 @@ def check_training(train: TrainSettings, first: Profile) -> None:
     """Refuse (SettingError) settings of training that are for other data than those of the devices."""
     if train.augment and first.kind != "images":
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
-    if first.labels_pixels and (moving := [way for way in train.augment or () if way != "noise"]):
-        raise SettingError(f"train.augment: {listed(moving)} would move or hide pixels and not their labels; noise alone fits")
+    if first.labels_pixels and (moving := sorted({"flip", "crop", "erase"}.intersection(train.augment or ()))):
+        raise SettingError(f"train.augment: {listed(moving)} would move or hide pixels and not their labels; leave it out")
     if train.loss == "dice" and not first.labels_pixels:
         raise SettingError('train.loss = "dice" is for images with a label for every pixel; leave it out')
 

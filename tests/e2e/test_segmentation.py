@@ -36,7 +36,7 @@ def test_masks_from_the_shard_to_the_predictions(federation_at: FederationAt, tm
     assert [process.code() for process in (*devices, server)] == [0, 0, 0, 0], server.text
     assert odd.code() != 0 and "a label for every image; this federation expects one for every pixel" in odd.text
     assert "models are scored by Dice: every pixel has a label" in devices[0].text
-    assert "the same network, trained here alone, takes their place" in devices[0].text and "Dice 0." in devices[0].text
+    assert "The same network, trained here alone, takes their place" in devices[0].text and "Dice 0." in devices[0].text
 
     status = federation.status()
     kiel = next(client for client in status["clients"] if client["name"] == "kiel")
@@ -51,11 +51,11 @@ def test_masks_from_the_shard_to_the_predictions(federation_at: FederationAt, tm
         Image.fromarray(image).save(tmp_path / f"new{number}.png")
     out = tmp_path / "masks.npz"
     words = ("predict", "--data", str(tmp_path / "new*.png"), "--out", str(out), "--probabilities", *where)
-    assert "3 masks in" in federation.command("fedclient", *words).stdout
+    assert "3 label images in" in federation.command("fedclient", *words).stdout
     with np.load(out) as masks:
         assert masks["y"].shape == (3, SIDE, SIDE) and Path(masks["names"][0]).name == "new0.png"
         assert np.array_equal(masks["probabilities"].argmax(-1), masks["y"])
     words = ("predict", "--data", str(first / "test.npz"), "--out", str(tmp_path / "masks.csv"), *where)
-    assert "is written to an .npz file, for masks" in federation.command("fedclient", *words, code=2).stderr
+    assert "is written to an .npz file" in federation.command("fedclient", *words, code=2).stderr
     pictures = federation.command("fedclient", "plot", "--data", str(first), "--out", str(tmp_path / "pictures"), *where)
-    assert "masks.png" in pictures.stdout and "Dice" in (tmp_path / "pictures" / "index.html").read_text()
+    assert "areas.png" in pictures.stdout and "Dice" in (tmp_path / "pictures" / "index.html").read_text()

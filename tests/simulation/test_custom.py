@@ -14,7 +14,7 @@ from attune.common.plugins import own_measure
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model import artifact
 from attune.fedclient.model.artifact import Model
-from attune.fedclient.work.custom import CustomMeasure
+from attune.fedclient.work.task_measures import CustomMeasure
 
 PLAIN, LIKELY = (f"attune.tests.simulation.{name}:points" for name in ("own_task", "own_likely_task"))
 QUICK = {"train.lr": 0.1, "train.batch_size": 8, "train.local_epochs": 4}

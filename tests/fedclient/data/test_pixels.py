@@ -80,7 +80,7 @@ def test_the_score_is_dice_unless_another_one_is_asked_for():
 
 def test_settings_of_training_that_do_not_fit():
     check_training(TrainSettings(loss="dice", augment=("noise",)), PROFILE)
-    with pytest.raises(SettingError, match="flip, erase would move or hide pixels and not their labels"):
+    with pytest.raises(SettingError, match="erase, flip would move or hide pixels and not their labels"):
         check_training(TrainSettings(augment=("flip", "noise", "erase")), PROFILE)
     with pytest.raises(SettingError, match=r'train.loss = "dice" is for images with a label for every pixel'):
         check_training(TrainSettings(loss="dice"), Profile("tokens", (4,), [0, 1], 9, 3, 7, per_position=True))

@@ -9,8 +9,8 @@ from sklearn.metrics import f1_score, jaccard_score
 from torch.nn.functional import cross_entropy
 
 from attune.common.metrics import RIVALS
-from attune.fedclient.work.areas import Areas, overlap, soft_dice
 from attune.fedclient.work.comparison import compared
+from attune.fedclient.work.task_measures import Areas, overlap, soft_dice
 
 DICE, IOU = Areas("dice"), Areas("iou")
 TRUE = torch.tensor([[[0, 0, 1], [0, 1, 1]], [[2, 2, 0], [0, 0, 0]], [[0, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 0, 0]]])
