@@ -150,14 +150,14 @@ python: .venv-py$(VERSION)/installed
 demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)
 
-# Tests executor "ray" and `fedserver --lab ray` in clusters on this machine, with an own environment: some six minutes.
+# Tests executor "ray" in a cluster on this machine, with an own environment.
 ray: .venv-ray/installed
-	.venv-ray/bin/pytest tests/simulation/test_ray.py tests/features/cluster
+	.venv-ray/bin/pytest tests/simulation/test_ray.py
 
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
-	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,direct,engines,ray,server]' hypothesis pytest pytest-timeout pytest-xdist
+	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray,server]' hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
 # Tests Flower's clients as a device's training, with an own environment, because flwr needs an older protobuf.
