@@ -81,7 +81,7 @@ _BUILT_IN = {
     "dnn": ModelEntry("attune.common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
     "huggingface": ModelEntry("attune.common.models.hugging_face:make", HuggingFaceOptions, ("images", "tokens"), None),
     "mlr": ModelEntry("attune.common.models.dnn:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
-    "unet": ModelEntry("attune.common.models.unet:UNet", UNetOptions, ("images",), _HEAD | {"norm"}, labels_pixels=True),
+    "unet": ModelEntry("attune.common.models.convnet:UNet", UNetOptions, ("images",), _HEAD | {"norm"}, labels_pixels=True),
 }
 MODELS: PluginRegistry[ModelEntry] = PluginRegistry("models", ModelEntry, _BUILT_IN)
 # Those that learn most from few samples (benchmarks/results/default_training.csv).

@@ -1,6 +1,9 @@
 """`fedserver report`: one page about a run for people who decide. It needs no network, no script and no other file.
 
 The numbers are those of the status. Whatever a peer or a person has written is cleaned and escaped.
+
+The mean of sites' ROC curves is taken at each site's false positive rates, so scores of different sites are never ranked
+together (Janes and Pepe, Biometrika 2009). They weigh sites by cases, which no site tells: here each site counts once.
 """
 
 from __future__ import annotations
@@ -8,7 +11,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -18,19 +22,23 @@ from attune.common import homes
 from attune.common.command_group import FILE, NAME
 from attune.common.durable import PUBLIC, check_file, write_file
 from attune.common.errors import NoModel
-from attune.common.metrics import METRICS
+from attune.common.metrics import FALSE_RATES, METRICS
 from attune.common.plan import ONE_MEAN, Plan, run_name
 from attune.common.statistics import RIVAL_WORDS, interval_of, strongest
 from attune.common.text import clean, listed
-from attune.features.report.roc_picture import roc_picture
 from attune.fedserver.cli.shared import HOME
 from attune.fedserver.core.accuracy import comparisons
 from attune.fedserver.core.fleet_verdict import FOR_INTERVAL, FOR_PREDICTION
+from attune.fedserver.core.records import Report
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.homes import status_of
 from attune.fedserver.view.status import SENT_WORDS, sent_words, spent_words
 
+PICTURE_SIDE, LEFT, UNDER = 320, 56, 44  # of the picture: length of the axes, room beside and below them
+MOST_DRAWN = 60  # sites with a thin curve
+SHOWN = 0.1  # the false positive rate of which the text speaks
+CURVE_WORDS: dict[Literal["kept", "alone"], str] = {"kept": "what sites predict with", "alone": "what they can have alone"}
 LONGEST = 400  # characters of a text that is not this program's own
 DISCLOSED = Path(__file__).parents[2] / "fedclient" / "disclosed.toml"  # the decisions by which devices send anything
 RESULTS = {
@@ -306,3 +314,44 @@ def _made(plan: Plan, status: Mapping[str, Any]) -> str:
         ("software", f"attune {__version__}"),
     ]
     return _table(("what", "value"), rows)
+
+
+def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean sensitivity of S sites at each of FALSE_RATES; curves: (S, R)."""
+    return [fmean(at_rate) for at_rate in zip(*curves, strict=True)]
+
+
+def roc_picture(rows: Iterable[Report]) -> str:
+    """Draw the curves of sites that have reported both, with the mean of each kind; empty without any.
+
+    Args:
+        rows: The latest evaluation of each site.
+    """
+    both = [row.roc for row in rows if row.roc.keys() == CURVE_WORDS.keys()]
+    if not both:
+        return ""
+    drawn = [_line("axis", [0.0, 1.0], [0.0, 1.0]), _line("axis", [0.0, 0.0, 1.0], [1.0, 0.0, 0.0])]
+    said = []
+    for kind, words in CURVE_WORDS.items():
+        curves = [roc[kind] for roc in both]
+        mean = mean_curve(curves)
+        drawn += [_line(f"{kind} site", FALSE_RATES, curve) for curve in curves[:MOST_DRAWN]]
+        drawn.append(_line(f"{kind} mean", FALSE_RATES, mean))
+        said.append(f"{mean[FALSE_RATES.index(SHOWN)]:.2f} by {words}")
+    drawn += [
+        f'<text x="{LEFT + PICTURE_SIDE / 2:.0f}" y="{PICTURE_SIDE + UNDER - 12}" text-anchor="middle">false positive rate, 0 to 1</text>',
+        f'<text x="-{PICTURE_SIDE / 2:.0f}" y="{LEFT - 24}" text-anchor="middle" transform="rotate(-90)">sensitivity, 0 to 1</text>',
+    ]
+    sites = f"{len(both)} site{'s' * (len(both) > 1)}"
+    label = f"ROC curves: {CURVE_WORDS['kept']} (solid) and {CURVE_WORDS['alone']} (dashed). Thick: the mean of {sites}, each counted once"
+    caption = (
+        f"{label}, at each site's own false positive rate. Where {SHOWN:.0%} of those without the event are called, so is this "
+        f"share of those with it: {' and '.join(said)}. No test is made of these means."
+    )
+    size = f'class="roc" viewBox="0 0 {LEFT + PICTURE_SIDE + 10} {PICTURE_SIDE + UNDER}"'
+    return f'<svg role="img" aria-label="{label}" {size}>{"".join(drawn)}</svg><p class="soft">{caption}</p>'
+
+
+def _line(kind: str, false_R: Sequence[float], true_R: Sequence[float]) -> str:
+    points = (f"{LEFT + PICTURE_SIDE * x:.1f} {6 + PICTURE_SIDE * (1 - y):.1f}" for x, y in zip(false_R, true_R, strict=True))
+    return f'<path class="{kind}" d="M{"L".join(points)}"/>'

@@ -18,7 +18,7 @@ from attune.common.command_group import FILE, ExtensibleGroup
 from attune.common.config import read_toml
 from attune.common.errors import SettingError, nearest
 from attune.common.plan import LIGHT
-from attune.fedclient.cli import device_commands, model_commands, table_commands
+from attune.fedclient.cli import device_commands, model_commands
 from attune.fedclient.cli.shared import (
     allow_model_option,
     data_option,
@@ -117,7 +117,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 COMMANDS = (
     device_commands.join, device_commands.doctor, device_commands.verify, device_commands.disclosed,
     model_commands.evaluate, model_commands.predict, model_commands.export, model_commands.verify_model,
-    table_commands.describe, table_commands.shard,
+    device_commands.describe, device_commands.shard,
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.mean import SharedValue
 from attune.fedserver.lab.build import made
-from attune.simulation.partition.readers.registry import read
+from attune.simulation.partition.datasets import read
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
 CUSTOM = {"method": {"name": "custom", "parts": {"*": "shared"}, "aggregators": {"shared": "demo"}, "server_lr": 0.25}}
