@@ -78,7 +78,7 @@ def rows(races: int, fleets: int) -> Iterator[dict[str, Any]]:
                 chosen, by_samples = ([of[0] != ALONE for of in ended], [of[1] for of in ended])
                 lost = np.mean([of[2] for of in ended])
                 yield _row(kind, devices, samples, races, chosen, by_samples) | {"lost": f"{lost:.4f}"}
-    for samples in (20, 60):
+    for samples in (20, 60) if fleets else ():
         chosen = [digits(samples, seed) for seed in range(1, 1 + fleets)]
         yield _row("digits, each device with names of its own", 10, samples, fleets, chosen, chosen) | {"lost": ""}
 
