@@ -3,8 +3,7 @@
 `python -m benchmarks.race_fleets --out benchmarks/results/race_fleets.csv`. In drawn fleets all candidates change the score of
 a sample by a number of its deviations: by none, by the same at all devices, or half of them are helped and the others harmed as
 much. A tenth of the samples are held out. In fleets of digits each device has names of its own for the classes, so that no
-device helps another one; there the closed form alone is tested. The rule was fixed by these fleets and by seeds of recipes that
-auto.csv does not have.
+device helps another one; there the closed form alone is tested.
 """
 
 from __future__ import annotations
