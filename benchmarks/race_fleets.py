@@ -3,8 +3,7 @@
 `python -m benchmarks.race_fleets --out benchmarks/results/race_fleets.csv`. In drawn fleets all candidates change the score of
 a sample by a number of its deviations: by none, by the same at all devices, or half of them are helped and the others harmed as
 much. A tenth of the samples are held out. In fleets of digits each device has names of its own for the classes, so that no
-device helps another one; there the closed form alone is tested. The rule was fixed by these fleets and by seeds of recipes that
-auto.csv does not have.
+device helps another one; there the closed form alone is tested.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def rows(races: int, fleets: int) -> Iterator[dict[str, Any]]:
                 chosen, by_samples = ([of[0] != ALONE for of in ended], [of[1] for of in ended])
                 lost = np.mean([of[2] for of in ended])
                 yield _row(kind, devices, samples, races, chosen, by_samples) | {"lost": f"{lost:.4f}"}
-    for samples in (20, 60):
+    for samples in (20, 60) if fleets else ():
         chosen = [digits(samples, seed) for seed in range(1, 1 + fleets)]
         yield _row("digits, each device with names of its own", 10, samples, fleets, chosen, chosen) | {"lost": ""}
 
