@@ -39,11 +39,17 @@ class SettingError(AttuneError):
     kind, exit_code, status = "setting", 2, "INVALID_ARGUMENT"
 
 
-def needing(missing: ModuleNotFoundError) -> Exception:
-    """Return the error of an import, in words for people where an installation without torch lacks it."""
-    if (missing.name or "").partition(".")[0] not in ("torch", "sklearn", "threadpoolctl"):
-        return missing
-    return SettingError(f"this needs {missing.name}, and the installation is a light one: {NEEDS_TORCH}")
+def needing(error: AttuneError | ModuleNotFoundError) -> AttuneError:
+    """Return an error as one for people: of an import that an installation without torch cannot do, what to install.
+
+    Raises:
+        ModuleNotFoundError: Something else cannot be imported.
+    """
+    if isinstance(error, AttuneError):
+        return error
+    if (error.name or "").partition(".")[0] not in ("torch", "sklearn", "threadpoolctl"):
+        raise error
+    return SettingError(f"this needs {error.name}, and the installation is a light one: {NEEDS_TORCH}")
 
 
 class PortInUse(AttuneError):

@@ -18,8 +18,8 @@ from attune.common.aio import StopSwitch, run_blocking
 from attune.common.errors import NotEnrolled, SettingError
 from attune.common.identity.names import check_name
 from attune.common.plan import MAIN
+from attune.common.protocol import HAS_TORCH
 from attune.common.supervisor import supervised
-from attune.common.wire.arrays import HAS_TORCH
 from attune.fedclient.address import CONNECT_TIMEOUT_S, Proxy, ServerAddress, store_origin
 from attune.fedclient.console import Console
 from attune.fedclient.data import findings
@@ -59,21 +59,16 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
     if shard is None and options.table.proposes:
         shard = LazyShard.on_disk(options.data, options.table, home.held_rows())
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
-    with home.locked(), _untouched_torch(), Worker() as worker:
+    untouched: Callable[[], AbstractContextManager[None]] = nullcontext
+    if HAS_TORCH:
+        from attune.common.torch_state import plain_torch as untouched
+    with home.locked(), untouched(), Worker() as worker:
         life = _supervised(live(options, shard, home, console, worker), console)
         try:
             return run_blocking(switch.over(life) if switch else life)
         except asyncio.CancelledError:
             worker.finish()  # before another process may have the home
             raise CancelledError("this device was stopped; finished work is saved, run it again to go on") from None
-
-
-def _untouched_torch() -> AbstractContextManager[None]:
-    if not HAS_TORCH:
-        return nullcontext()
-    from attune.common.torch_state import plain_torch
-
-    return plain_torch()
 
 
 def home_of(options: DeviceOptions) -> DeviceHome:

@@ -239,7 +239,7 @@ class Device:
                 self.console.say(words)
             await tell_units(gate, self.shard, self.link, self.worker, self.console.say)
             if self.options.variant == LIGHT:
-                self.console.say("a light device: by the closed form alone, without networks and ordinary models")
+                self.console.say("a light device: by the closed form alone, without networks")
             elif plan.variants:
                 self.console.say(f"trains the variant {self.options.variant} of the model: a {here.model.name}")
             if self.options.fits_alone and (why := self.options.against_alone(plan)):

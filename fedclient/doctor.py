@@ -20,9 +20,9 @@ from attune.common import aio, homes
 from attune.common.errors import NEEDS_TORCH, AttuneError, NoModel, SettingError, ShardError, Unreachable
 from attune.common.identity.credential import not_after
 from attune.common.plan import Plan, Profile
+from attune.common.protocol import HAS_TORCH
 from attune.common.schema import difference
 from attune.common.text import from_json
-from attune.common.wire.arrays import HAS_TORCH
 from attune.fedclient import shards
 from attune.fedclient.address import Proxy, ServerAddress
 from attune.fedclient.home import DeviceHome, Identity, device_folders
@@ -100,10 +100,8 @@ def machine() -> Iterator[CheckResult]:
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a library of it is missing
-        if not HAS_TORCH:
-            yield CheckResult("ok", "torch", f"not installed: a light device, for the closed form of tables ({NEEDS_TORCH})")
-            return
-        yield CheckResult("FAIL", "torch", f"cannot be loaded ({error}): install attune anew")
+        light = CheckResult("ok", "torch", f"not installed: a light device, for the closed form of tables ({NEEDS_TORCH})")
+        yield CheckResult("FAIL", "torch", f"cannot be loaded ({error}): install attune anew") if HAS_TORCH else light
         return
     processor = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} processors"
     accelerator = (

@@ -16,8 +16,8 @@ from attune.common.methods.registry import configured_on_device, packages_on_dev
 from attune.common.models.options import SHARPNESS
 from attune.common.plan import ModelSpec, Plan, run_name
 from attune.common.plugins import check_allowed, check_installed, check_model_allowed
+from attune.common.protocol import HAS_TORCH
 from attune.common.text import clean, from_json, listed
-from attune.common.wire.arrays import HAS_TORCH
 from attune.fedclient.gate import Gate
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def light_plan(plan: Plan) -> Plan:
     reasons = {
         f"here they are {plan.model.kind}": plan.model.kind != "tabular",
         "the task is survival": plan.task == "survival",
-        "its sums over samples are behind masks": plan.one_sum,
+        "its sums over samples are those of many devices alone": plan.one_sum,
         "its devices train with noise": plan.is_private,
         "it evaluates a given model": bool(plan.given),
         "it chooses among methods (--method auto)": bool(plan.train.scored_rounds),

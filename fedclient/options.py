@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from attune.common.errors import NEEDS_TORCH, SettingError
 from attune.common.plan import LIGHT, MAIN, Plan, check_tag
-from attune.common.wire.arrays import HAS_TORCH
+from attune.common.protocol import HAS_TORCH
 from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.gate import NO_DEMANDS, PrivacyLimits
 from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits, light_plan

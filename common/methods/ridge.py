@@ -22,7 +22,7 @@ import numpy as np
 from attune.common.errors import UpdateRefused
 from attune.common.models.options import ClosedFormOptions
 from attune.common.plan import Plan
-from attune.common.wire.arrays import HAS_TORCH
+from attune.common.protocol import HAS_TORCH
 from attune.common.wire.header import Manifest, TensorSpec
 
 if TYPE_CHECKING or HAS_TORCH:

@@ -100,11 +100,6 @@ class RandomFeatures(ClosedForm):
         return cast(Tensor, self.options.values(flat_BI, self.frequency.to(dtype), self.phase.to(dtype), torch))
 
 
-def member_of(spec: ModelSpec) -> tuple[ModelSpec, ClosedFormOptions]:
-    """Return the closed form that joins the blends of another model's method, and its options."""
-    return ModelSpec("closed-form", spec.kind, spec.shape, spec.classes), ClosedFormOptions()
-
-
 class ClosedFormOnBody(ClosedForm):
     """Closed form with z(x) = [f(x) / |f(x)|, 1], f(x) the outputs of a frozen body: for factories of one's own.
 

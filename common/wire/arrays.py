@@ -6,7 +6,6 @@ Its names are those of `tensors` and `files`, in whose place a light device impo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.durable import PUBLIC, write_file
+from attune.common.protocol import HAS_TORCH
 from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import digest_of
 from attune.common.wire.header import Layout, Limits, TensorSpec, layout_in, layout_of
@@ -21,8 +21,6 @@ from attune.common.wire.malformed import DigestMismatch, Malformed
 
 if TYPE_CHECKING:
     import torch
-
-HAS_TORCH = find_spec("torch") is not None
 
 
 def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor:

@@ -30,13 +30,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 def reported() -> Iterator[None]:
     """Report an error in one line on stderr and end with its exit code, without a traceback."""
     try:
-        try:
-            yield
-        except ModuleNotFoundError as missing:
-            raise needing(missing) from None
-    except AttuneError as error:
-        click.echo(f"fedclient: {error}", err=True)
-        sys.exit(error.exit_code)
+        yield
+    except (AttuneError, ModuleNotFoundError) as error:
+        click.echo(f"fedclient: {needing(error)}", err=True)
+        sys.exit(needing(error).exit_code)
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # the reader of our output has closed the pipe; click ends quietly

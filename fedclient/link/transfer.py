@@ -31,8 +31,7 @@ from attune.common.errors import (
 from attune.common.exchange.messages import BlobRef, Update, UploadTarget
 from attune.common.faults import fail_at
 from attune.common.metrics import metrics_of
-from attune.common.protocol import ENCODINGS
-from attune.common.wire.arrays import HAS_TORCH
+from attune.common.protocol import ENCODINGS, HAS_TORCH
 from attune.common.wire.blobs import Readable, all_bytes, paced_frames
 from attune.common.wire.digest import Digest, check_digest
 from attune.common.wire.header import Layout, Limits, Manifest, check_manifest, layout_in, layout_of

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from attune.common.errors import NEEDS_TORCH, NoModel, SettingError, ShapeMismatch, ShardError, WireError
 from attune.common.methods.ridge import BLOCK, WEIGHT
 from attune.common.plan import Scale
+from attune.common.protocol import HAS_TORCH
 from attune.common.wire import arrays
 from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard
@@ -169,7 +170,7 @@ class LightModel(FinishedModel):
 
 def load_model(folder: Path, allow_models: Collection[str] = ()) -> FinishedModel:
     """Load the model in a folder as Model.load does; without torch a closed form alone, as LightModel.load."""
-    if not arrays.HAS_TORCH:
+    if not HAS_TORCH:
         return LightModel.load(folder)
     from attune.fedclient.model.artifact import Model
 

@@ -17,10 +17,10 @@ from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import NETWORKS, Choice
 from attune.common.plan import Label, ModelSpec, Plan, Scale
 from attune.common.privacy.accountant import MEANING, mode_of, visible_of
+from attune.common.protocol import HAS_TORCH
 from attune.common.schema import Schema
 from attune.common.task import TaskName
 from attune.common.text import from_json, newer_format
-from attune.common.wire.arrays import HAS_TORCH
 from attune.fedclient.data.table import may_be_table
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.read_options import PLAIN, ReadOptions

@@ -12,8 +12,7 @@ from typing_extensions import Self
 
 from attune.common.errors import Forbidden, WireError
 from attune.common.exchange.messages import BlobRef, Order
-from attune.common.protocol import ENCODINGS, RELATIVE
-from attune.common.wire.arrays import HAS_TORCH
+from attune.common.protocol import ENCODINGS, HAS_TORCH, RELATIVE
 from attune.common.wire.blobs import Buffer, Readable
 from attune.common.wire.digest import digest_of
 from attune.common.wire.header import Manifest

@@ -20,8 +20,8 @@ from attune.common.durable import PUBLIC, committed_folder, discard_folder, swee
 from attune.common.errors import HomeMismatch, WireError
 from attune.common.faults import fail_at
 from attune.common.identity.names import has_letters_of_names
+from attune.common.protocol import HAS_TORCH
 from attune.common.text import from_json
-from attune.common.wire.arrays import HAS_TORCH
 from attune.common.wire.blobs import LocalFile, digest_in
 from attune.common.wire.digest import check_of, file_name, from_file_name
 from attune.fedclient.messages import OrderResult, Part

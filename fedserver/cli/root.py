@@ -32,18 +32,15 @@ def main() -> None:
     """Run the command; an AttuneError becomes one line on stderr and its exit code."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        try:
-            cli.main(standalone_mode=False)
-        except ModuleNotFoundError as missing:
-            raise needing(missing) from None
+        cli.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
-    except AttuneError as error:
-        click.echo(f"fedserver: {error}", err=True)
-        sys.exit(error.exit_code)
+    except (AttuneError, ModuleNotFoundError) as error:
+        click.echo(f"fedserver: {needing(error)}", err=True)
+        sys.exit(needing(error).exit_code)
     except OSError as error:
         click.echo(f"fedserver: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", err=True)
         sys.exit(1)

@@ -123,7 +123,7 @@ def test_a_device_with_too_few_samples_for_folds_keeps_what_others_know() -> Non
     [
         ({"model": {"kind": "images", "shape": (8, 8, 1)}}, "here they are images"),
         ({"task": "survival"}, "the task is survival"),
-        ({"privacy": PrivacySettings(secure_aggregation=True)}, "its sums over samples are behind masks"),
+        ({"privacy": PrivacySettings(secure_aggregation=True)}, "its sums over samples are those of many devices alone"),
         ({"given": "sha256:0"}, "it evaluates a given model"),
         ({"train": {"score_after": 1}}, "it chooses among methods (--method auto)"),
         ({"device_transforms": ["clip"]}, "its devices transform updates by clip"),

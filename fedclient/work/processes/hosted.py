@@ -106,9 +106,8 @@ class HostedLearners:
     def _learner(self, name: str) -> Learner:
         if name not in self._learners:
             placed = self._placed[name]
-            self._learners[name] = cast(
-                Learner, local_learner(placed.plan, placed.shard, name, lambda _: placed.orders, placed.options)
-            )
+            learner = local_learner(placed.plan, placed.shard, name, lambda _: placed.orders, placed.options)
+            self._learners[name] = cast(Learner, learner)
         return self._learners[name]
 
     def _state(self, name: str) -> requests.LearnerState:
