@@ -15,15 +15,6 @@ def test_every_command_line_in_the_readme_is_one(attune_lines, parse):
     }  # fmt: skip
 
 
-def test_rotation_needs_no_signal_and_leaves_the_audit_log(deploy):
-    """Attune reopens no file, so a renamed log would go on growing."""
-    words = [line.strip() for line in (deploy / "logrotate").read_text().splitlines() if not line.startswith("#")]
-    assert "copytruncate" in words
-    assert not any(word.startswith(("create", "postrotate")) for word in words)
-    assert words[0] == "/var/log/attune/*.log {", "no file of a home"
-    assert "logrotate" in (deploy.parent / "docs" / "operations" / "monitoring.md").read_text()
-
-
 def test_the_server_of_the_unit_runs_is_healthy_and_lets_a_device_join(deploy, unit, instructions, commands, tmp_path):
     environment = os.environ | {"ATTUNE_HOME": str(tmp_path), "PATH": f"{commands['fedserver'].parent}:{os.environ['PATH']}"}
     words = unit("fedserver.service")["Service"]["ExecStart"].replace("--port 50051", "--port 0").split()
