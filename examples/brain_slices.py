@@ -39,7 +39,7 @@ def main() -> None:
             y[tested],
         )
     settings = {"train.batch_size": 4, "train.lr": 0.1, "train.loss": "dice"}
-    print(attune.simulate(sites, "fedper", rounds=10, settings=settings, baseline="alone"))
+    print(attune.simulate(sites, "fedper", rounds=10, settings=settings, baseline="alone").table())
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from attune.fedclient.table_options import read_options, table_options
 )  # fmt: skip
 @click.option(
     "--picture", "pictures", multiple=True,
-    type=click.Choice(["rollout", "confusion", "classes", "areas", "labels", "predicted"]),
+    type=click.Choice(["rollout", "confusion", "classes", "labels", "predicted", "areas"]),
     help="Only this picture (may be repeated; default: all that the model has).",
 )  # fmt: skip
 @click.option(
