@@ -185,13 +185,11 @@ def _held_out_for_dial(
 
 
 def _weights(shard: Shard, held: npt.NDArray[np.intp]) -> Tensor | None:
-    return None if shard.groups is None else as_tensor(_group_weights(shard.groups[held]))
-
-
-def _group_weights(groups: Array) -> npt.NDArray[np.float64]:
-    """Return weights of samples, (V,), such that every group counts as one sample."""
-    _, place_V, size_G = np.unique(groups, return_inverse=True, return_counts=True)
-    return np.asarray(1.0 / size_G[place_V])
+    """Return weights of samples, (V,), such that every group counts as one sample; None without groups."""
+    if shard.groups is None:
+        return None
+    _, place_V, size_G = np.unique(shard.groups[held], return_inverse=True, return_counts=True)
+    return as_tensor(np.asarray(1.0 / size_G[place_V]))
 
 
 def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | None:
