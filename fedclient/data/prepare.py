@@ -19,13 +19,13 @@ from attune.common.schema import Schema, difference, remedy
 from attune.common.seeds import derive
 from attune.common.task import TaskName, asked
 from attune.common.text import listed
-from attune.common.wire.arrays import as_tensor
 from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table_encoder import Rescaling, TableEncoder, given_scaling, to_ranges, unscaled
+from attune.fedclient.light_blobs import as_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
