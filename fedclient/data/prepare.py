@@ -19,7 +19,6 @@ from attune.common.schema import Schema, difference, remedy
 from attune.common.seeds import derive
 from attune.common.task import TaskName, asked
 from attune.common.text import listed
-from attune.common.wire.arrays import as_tensor
 from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
@@ -27,6 +26,7 @@ from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.site_sums import group_weights
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table_encoder import Rescaling, TableEncoder, given_scaling, to_ranges, unscaled
+from attune.fedclient.light_blobs import as_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,6 +186,7 @@ def _held_out_for_dial(
 
 
 def _weights(shard: Shard, held: npt.NDArray[np.intp]) -> Tensor | None:
+    """Return weights of samples, (V,), such that every group counts as one sample; None without groups."""
     return None if shard.groups is None else as_tensor(group_weights(shard.groups[held]))
 
 

@@ -43,7 +43,7 @@ from attune.fedclient.messages import OrderResult, Part, SendRefused, Sent, Smal
 if TYPE_CHECKING or HAS_TORCH:
     from attune.common.wire.tensors import Tensors, room, views
 else:
-    from attune.common.wire.arrays import room, views
+    from attune.fedclient.light_blobs import room, views
 if TYPE_CHECKING:
     from torch import Tensor
 

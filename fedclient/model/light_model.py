@@ -17,7 +17,7 @@ from attune.common.errors import NEEDS_TORCH, NoModel, SettingError, ShapeMismat
 from attune.common.methods.ridge import BLOCK, WEIGHT
 from attune.common.plan import Scale
 from attune.common.protocol import HAS_TORCH
-from attune.common.wire import arrays
+from attune.fedclient import light_blobs
 from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser, with_nan
@@ -148,11 +148,9 @@ class LightModel(FinishedModel):
             raise SettingError(f"the model in {folder} is no closed form of a table alone, so it needs torch: {NEEDS_TORCH}")
         path = folder / file_of(info.main, info)
         try:
-            return cls(info, arrays.read_tensors(path, info.files.get(path.name)))
-        except (OSError, WireError) as error:
-            raise NoModel(f"{error}: start fedclient again to fetch the model") from None
-        except (IndexError, KeyError, ValueError) as error:
-            raise NoModel(f"the tensors of the model in {folder} do not fit its description ({error})") from error
+            return cls(info, light_blobs.read_tensors(path, info.files.get(path.name)))
+        except (OSError, WireError, IndexError, KeyError, ValueError) as error:
+            raise NoModel(f"the model in {folder} is damaged ({error}): start fedclient again to fetch it") from error
 
     def answers_of(self, features: Any) -> npt.NDArray[Any]:
         return np.asarray(answers_of(self.info.task, self._scores(features)))

@@ -30,7 +30,7 @@ from attune.fedclient.work.orders import FEATURES, ROWS, Tensors
 if TYPE_CHECKING or HAS_TORCH:
     from attune.common.wire.files import write_tensors
 else:
-    from attune.common.wire.arrays import write_tensors
+    from attune.fedclient.light_blobs import write_tensors
 if TYPE_CHECKING:
     from torch import Tensor
 

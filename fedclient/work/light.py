@@ -25,10 +25,10 @@ from attune.common.metrics import KEPT_RIVALS, RIVALS
 from attune.common.models.options import ClosedFormOptions, check_closed_form
 from attune.common.plan import ModelSpec, Plan
 from attune.common.task import TaskName
-from attune.common.wire.arrays import as_tensor
 from attune.common.wire.header import Manifest, TensorSpec
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
+from attune.fedclient.light_blobs import as_tensor
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.comparison import LOWEST, compared

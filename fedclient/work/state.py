@@ -30,7 +30,7 @@ from attune.fedclient.work.orders import SECRET_BYTES
 if TYPE_CHECKING or HAS_TORCH:
     from attune.common.wire.files import read_tensors, write_tensors
 else:
-    from attune.common.wire.arrays import read_tensors, write_tensors
+    from attune.fedclient.light_blobs import read_tensors, write_tensors
 if TYPE_CHECKING:
     from torch import Tensor
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.plan import Kind, Plan
-from attune.common.wire.arrays import as_tensor
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import NEIGHBOURS, in_long_runs
 from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.light_blobs import as_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -46,8 +46,8 @@ def served(seed: int = 1, strength: float = 1.0) -> dict[str, torch.Tensor]:
 
 
 def features(ridge: FederatedRidge, x: np.ndarray) -> np.ndarray:
-    """Return z(x) in numpy, with the frequencies and phases of the module."""
-    F, p = ridge._module.frequency.double().numpy(), ridge._module.phase.double().numpy()
+    """Return z(x) in numpy, with its frequencies and phases."""
+    F, p = (ridge._features[name].double().numpy() for name in ("frequency", "phase"))
     random = np.cos((x.astype("f8") - PIXELS[0]) / PIXELS[1] @ F + p) * np.sqrt(2 / len(p))
     return np.concatenate([random, np.ones((len(x), 1))], axis=1)
 
