@@ -5,6 +5,6 @@ from attune.seams import FeatureNames
 FEATURE = FeatureNames(
     name="report",
     rank=50,
-    answers={"report": "shown:report", "write_report": "shown:write_report"},
+    answers={"report": "shown:report", "write_report": "report_page:write_report"},
     commands={"report": "shown:report_command"},
 )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SECURE, CLIENT, BUFFERED = "privacy.secure_aggregation", 'privacy.unit = "client"', 'round.mode = "buffered"'
 EMBEDDED, DESCRIBED, ALL = 'method.embedding = "device"', 'method.embedding = "described"', 'round.train = "all"'
 SURVIVAL, CUSTOM, VARIANTS = 'data.task = "survival"', 'data.task = "custom"', "model.variant"
-OFF: tuple[Any, ...] = (False, 0, None, "none", "off", (), {}, msgspec.UNSET)
+OFF: tuple[Any, ...] = (False, 0, None, "", "none", "off", (), {}, msgspec.UNSET)
 LEAST_VOTES = 5  # updates in a buffer, with which a vote is worth its name: one of them alone decides nothing
 # benchmarks.client_level_generated, means of seeds 0 to 2
 GENERATED = " (with 1,000 devices and epsilon = 8, FedTP was tried and has an accuracy of 0.65, FedPer of 0.83)"

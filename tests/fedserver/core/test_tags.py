@@ -76,6 +76,7 @@ def test_settings_and_conflicts() -> None:
     for other in ({"mode": "buffered"}, {"adapt_rounds": 2}):
         with pytest.raises(SettingError, match=r"round\.devices cannot be combined|cannot be combined with round\.devices"):
             resolve({"round": {"devices": "tag:icu"} | other})
+        resolve({"round": other})  # without a tag there is nothing to refuse
     assert not is_outside("", "") and is_outside("tag:icu", "") and not is_outside("tag:icu", "icu")
 
 

@@ -16,7 +16,7 @@ from attune.common.errors import HomeMismatch, NoModel
 from attune.common.metrics import FALSE_RATES, METRICS
 from attune.common.plan import ONE_MEAN
 from attune.common.statistics import strongest
-from attune.features.report.shown import page_of
+from attune.features.report.report_page import page_of
 from attune.fedserver.view.homes import render_status
 from attune.simulation.result import SimulationResult
 
