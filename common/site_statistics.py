@@ -64,7 +64,7 @@ class Centre(msgspec.Struct, frozen=True):
 
     @property
     def unit(self) -> tuple[float, float]:
-        """What a value is counted from, and what it is divided by before it is summed."""
+        """Number that is taken from a value, and the one by which it is divided then, before it is summed."""
         return self.mean, 1.0
 
 

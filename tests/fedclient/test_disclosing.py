@@ -123,6 +123,7 @@ def test_under_privacy_a_question_for_noise_gets_noisy_sums_alone(more: dict[str
         (None, noisy(msgspec.structs.replace(LAYOUT, classes=[], columns={})), {}, "for 0 numbers"),
         (None, noisy(msgspec.structs.replace(LAYOUT, unit="group")), {}, "name none"),
         (None, StatisticsRequest("3", noisy_json=b"["), {}, "cannot be read"),
+        (None, StatisticsRequest("3", centres_json=b"["), {}, "cannot be read"),
     ],
 )
 def test_a_question_for_noise_that_asks_for_too_much_is_refused(
