@@ -14,6 +14,8 @@ import msgspec
 from attune.common.errors import SettingError, nearest
 from attune.common.text import converted, host_and_port
 
+AUTO = "auto"  # in place of a method's name: the best of several
+EVERYDAY, PUBLISHED, PLAIN = PRESETS = "everyday", "published", "plain"
 LONGEST_NAME = 80  # characters of a federation's name
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]

@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import merge
+from attune.common.config import AUTO, merge
 from attune.common.errors import AttuneError, FederationFailed, HomeMismatch
 from attune.common.faults import SERVER, fail_at
-from attune.common.methods.method import AUTO
 from attune.common.protocol import SUMS
 from attune.fedserver import runs
 from attune.fedserver.choosing.candidates import check_race, common_settings, entrants_of, named_candidates, with_options

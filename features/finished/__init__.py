@@ -1,1 +1,1 @@
-"""What a device's owner does with finished models: pictures of their answers, and a watch for drift."""
+"""Pictures of finished models' answers, and a watch for their drift."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
+from attune.common.config import EVERYDAY, PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.exchange.registry import SECURE_SUM, settings_of
-from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
+from attune.common.methods.method import ConfiguredMethod, Method
 from attune.common.methods.private_training import with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.methods.settings.aggregators import ClippedSettings
