@@ -29,7 +29,7 @@ RESULT = OrderResult(
     roc={"kept": (0.5,) * len(FALSE_RATES)}, **VALUES,
 )  # fmt: skip
 SUMS, SCHEMA = Columns(3, [0.0], [1.0]), Schema(columns={})
-PROFILE = Profile("tabular", (1,), ["a"], 9, 9, 9, True, SUMS, ["age"], "classes", SUMS, SCHEMA, SCHEMA, True, "small")
+PROFILE = Profile("tabular", (1,), ["a"], 9, 9, 9, True, SUMS, ["age"], "classes", SUMS, SCHEMA, SCHEMA, True, "small", "icu")
 PLANS: dict[str, dict[str, Any]] = {
     "usual": {},
     "noise": {"privacy": PrivacySettings(unit="example", epsilon=4.0)},
