@@ -28,6 +28,7 @@ from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import manifest_of
+from attune.fedclient.data.holdout import fold_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
 from attune.fedclient.gate import Gate
@@ -44,7 +45,6 @@ from attune.fedclient.work.executor import Cancelled, Jobs, Work, alone
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.orders import Holdings, OrderStore, check_encodings, manifests_of, rebuilt
 from attune.fedclient.work.own_loop import check_loop
-from attune.fedclient.work.portfolio.folds import fold_of
 from attune.fedclient.work.portfolio.portfolio import portfolio_of, reader_of
 from attune.fedclient.work.private.private_learning import PrivateLearning, noisy_metrics, private_learning, quietly
 from attune.fedclient.work.state import check_order_id

@@ -26,6 +26,7 @@ from attune.common.models.options import ClosedFormOptions, check_closed_form
 from attune.common.plan import ModelSpec, Plan
 from attune.common.task import TaskName
 from attune.common.wire.header import Manifest, TensorSpec
+from attune.fedclient.data.holdout import folds_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
 from attune.fedclient.light_blobs import as_tensor
@@ -34,7 +35,6 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.comparison import LOWEST, compared
 from attune.fedclient.work.executor import Cancelled, Jobs, Work
 from attune.fedclient.work.orders import Holdings, OrderStore
-from attune.fedclient.work.portfolio.folds import folds_of
 from attune.fedclient.work.state import check_order_id
 
 DRAWS = (10.0, 1.0, 0.1)  # strengths of a device's own weights where other devices blend the closed form with networks

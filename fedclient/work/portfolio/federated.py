@@ -29,10 +29,10 @@ from attune.common.methods.ridge import (
 from attune.common.models.closed_form import PIXELS
 from attune.common.models.options import SHARPNESS, ClosedFormOptions
 from attune.common.plan import ModelSpec
+from attune.fedclient.data.holdout import Folds, folds_of
 from attune.fedclient.data.table_encoder import Rescaling
 from attune.fedclient.work.portfolio.evaluators import FourierModel, flattened
 from attune.fedclient.work.portfolio.fitting import Samples
-from attune.fedclient.work.portfolio.folds import Folds, folds_of
 from attune.fedclient.work.portfolio.portfolio import FittedModel
 
 # Strengths with which a device draws its own weights from those that it is served, by the names of the models.

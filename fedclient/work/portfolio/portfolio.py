@@ -22,7 +22,7 @@ from attune.common.methods.settings.objectives import ModelSettings, SgdSettings
 from attune.common.models.body import body_of
 from attune.common.plan import Plan
 from attune.common.task import ScoredTask, TaskName
-from attune.fedclient.data.holdout import NEIGHBOURS
+from attune.fedclient.data.holdout import FOLDS, MOST_SAMPLES, NEIGHBOURS, Folds, folds_of
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
@@ -33,7 +33,6 @@ from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.portfolio.evaluators import Read, evaluator, flattened
 from attune.fedclient.work.portfolio.fitting import NAMES, Fit, Samples, Tensors, fits_for
-from attune.fedclient.work.portfolio.folds import FOLDS, MOST_SAMPLES, Folds, folds_of
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Trainer
 

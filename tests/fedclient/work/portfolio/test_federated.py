@@ -23,11 +23,11 @@ from attune.common.methods.ridge import (
 from attune.common.models.closed_form import PIXELS
 from attune.common.models.registry import default_spec
 from attune.common.wire.tensors import manifest_of
+from attune.fedclient.data.holdout import folds_of
 from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.portfolio.evaluators import LEAST, evaluator
 from attune.fedclient.work.portfolio.federated import DRAWS, NEAREST, SHARPNESS, FederatedRidge
 from attune.fedclient.work.portfolio.fitting import Samples
-from attune.fedclient.work.portfolio.folds import folds_of
 from attune.fedclient.work.portfolio.portfolio import Portfolio, fitted_on
 
 NONE, D = np.zeros(0, np.intp), 501  # D: features, with the constant

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.fedclient.work.portfolio import folds
-from attune.fedclient.work.portfolio.folds import FEWEST, FOLDS, folds_of
+from attune.fedclient.data import holdout
+from attune.fedclient.data.holdout import FEWEST, FOLDS, folds_of
 
 NONE = np.zeros(0, np.intp)
 
@@ -42,7 +42,7 @@ def test_few_samples_have_no_folds():
 
 
 def test_of_many_samples_some_are_in_folds_and_first_those_that_are_held_out(monkeypatch):
-    monkeypatch.setattr(folds, "MOST_SAMPLES", 20)
+    monkeypatch.setattr(holdout, "MOST_SAMPLES", 20)
     first = np.array([3, 50, 97])
     fold = folds_of(np.arange(100) % 4, "tabular", None, first)
     assert (fold >= 0).sum() == 20 and (fold[first] >= 0).all() and set(fold[fold >= 0]) == set(range(FOLDS))
