@@ -111,10 +111,10 @@ fuzz: develop
 	$(BIN)/$(PIP_INSTALL) atheris==3.0.0
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --out benchmarks/results/fuzz.json
 
-# Tests with the lowest versions that pyproject.toml allows: bytes, identity, server, and the wheel with a federation, without slow
-# tests of our own numbers. Without warnings, because old libraries use what newer ones deprecate.
+# Tests with the lowest versions that pyproject.toml allows: bytes, identity, server, and the wheel with a federation. Without
+# warnings, because old libraries use what newer ones deprecate.
 lowest: .venv-lowest/installed
-	$(LOWEST)/pytest $(PARALLEL) --disable-warnings -m 'not slow' tests/common/wire tests/common/identity tests/fedclient/work/portfolio tests/features tests/fedserver tests/packaging
+	$(LOWEST)/pytest $(PARALLEL) --disable-warnings tests/common/wire tests/common/identity tests/fedclient/work/portfolio tests/features tests/fedserver tests/packaging
 
 .venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
