@@ -61,13 +61,15 @@ LEFT_OUT := attacks benchmarks chaos conformance walk
 test: check
 	$(BIN)/pytest $(PARALLEL) -m 'not engines and not slow' $(LEFT_OUT:%=--ignore=tests/%)
 
-# The test functions of tests/slow.txt, which need most of the processor time of the suite.
+# The test functions of tests/slow.txt, which need most of the processor time of the suite. Each process collects their files alone.
+SLOW = $(shell sed 's/::.*//' tests/slow.txt | sort -u)
 test-slow: develop
-	$(BIN)/pytest $(PARALLEL) -m 'slow and not engines' $(LEFT_OUT:%=--ignore=tests/%)
+	$(BIN)/pytest $(PARALLEL) -m 'slow and not engines' $(filter-out $(LEFT_OUT:%=tests/%/%),$(SLOW))
 
 # Tests with other programs: PostgreSQL, SeaweedFS, Chromium, Envoy, nginx, and pip, which installs the wheel.
+ENGINES = $(shell grep -rl 'mark\.engines' tests --include='test_*.py')
 engines: develop
-	$(BIN)/pytest $(PARALLEL) -m engines $(LEFT_OUT:%=--ignore=tests/%)
+	$(BIN)/pytest $(PARALLEL) -m engines $(filter-out $(LEFT_OUT:%=tests/%/%),$(ENGINES))
 
 # Tests the programs in benchmarks/.
 test-benchmarks: develop
@@ -148,14 +150,14 @@ python: .venv-py$(VERSION)/installed
 demo: install
 	$(BIN)/python -m examples.demo --data $(DATA) --out $(DEMO)
 
-# Tests executor "ray" and `fedserver --lab ray` in clusters on this machine, with an own environment: some six minutes.
+# Tests executor "ray" in a cluster on this machine, with an own environment.
 ray: .venv-ray/installed
-	.venv-ray/bin/pytest tests/simulation/test_ray.py tests/features/cluster
+	.venv-ray/bin/pytest tests/simulation/test_ray.py
 
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
-	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,direct,engines,ray,server]' hypothesis pytest pytest-timeout pytest-xdist
+	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,ray,server]' hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
 # Tests Flower's clients as a device's training, with an own environment, because flwr needs an older protobuf.

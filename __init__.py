@@ -15,7 +15,7 @@ _PLACES = {
     "Client": "attune.fedclient.client",
     "evaluate": "attune.fedserver.evaluate",
     "register": "attune.common.plugins",
-    "report": "attune.fedserver.view.report",
+    "report": "attune.seams",
     "serve": "attune.fedserver.serve",
     "simulate": "attune.simulation.simulate",
 }
@@ -24,7 +24,12 @@ __all__ = ["Client", "evaluate", "register", "report", "serve", "simulate"]
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
+        try:
+            return getattr(import_module(_PLACES[name]), name)
+        except ModuleNotFoundError as missing:
+            from attune.common.errors import needing
+
+            raise needing(missing) from None
     if name == "__version__":
         from importlib.metadata import version
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from attune.fedserver.identity.admin import FederationAdmin
     from attune.fedserver.identity.registrar import Registrar
     from attune.fedserver.ports.blobs import Blobs
-    from attune.fedserver.ports.lab import LabCluster
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.ports.storage import HomeStorage, Storage
     from attune.fedserver.rpc.service import DirectCalls
@@ -43,8 +42,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 DirectMaker = Callable[["OrderBook", "Updates"], "DirectCalls"]
 Watch = Callable[["Coordinator", "Storage"], AbstractContextManager[None]]
 FOLDER = Path(__file__).parent / "features"
-# Commands of `fedserver`, and the features that have them.
-COMMANDS = {"dashboard": "web", "dashboard-token": "web", "migrate": "remote", "plot": "pictures"}
+# Commands of `fedserver` and of `fedclient`, and the features that have them.
+COMMANDS = {"dashboard": "web", "dashboard-token": "web", "migrate": "remote", "plot": "pictures", "report": "report"}
+DEVICE_COMMANDS = {"plot": "finished", "watch": "finished"}
 SEAMS: dict[str, Callable[..., Any]] = {}  # by name, in the order of a run
 
 
@@ -56,6 +56,7 @@ class FeatureNames(msgspec.Struct, frozen=True, kw_only=True):
         rank: Place among the features, which are asked in this order.
         answers: Place of the answer to each seam.
         commands: Place of each command that it adds to `fedserver`.
+        device_commands: Likewise to `fedclient`.
         packages: Packages that a server needs for it.
     """
 
@@ -63,6 +64,7 @@ class FeatureNames(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     answers: Mapping[str, str] = {}
     commands: Mapping[str, str] = {}
+    device_commands: Mapping[str, str] = {}
     packages: tuple[str, ...] = ()
 
 
@@ -142,12 +144,6 @@ def direct_transfers(storage: HomeStorage, public_url: str) -> DirectMaker:
 
 
 @seam
-def lab_cluster(lab: str, workers: int) -> LabCluster:
-    """Return the cluster of `--lab`, which is not "local", and `--lab-workers`. It is connected later."""
-    raise absent("cluster", "--lab-workers" if lab == "local" else f"--lab {lab}")
-
-
-@seam
 @contextmanager
 def page(
     home: ServerHome, asked: str | None, address: ServedAddress, server: ServerSettings, life: Running | str
@@ -191,3 +187,30 @@ def watch(dashboard: bool | int | str) -> Watch:
 def pictures_of(snapshot: Snapshot, blobs: Blobs, wanted: Sequence[str]) -> tuple[str, list[Section]]:
     """Return the title and the sections of a simulation's pictures, of which `wanted` are drawn, or all that are possible."""
     raise absent("pictures", "plot")
+
+
+# --- results
+
+
+@seam
+def report(out: str | Path, question: str = "", home: str | Path | None = None, run: str = "") -> Path:
+    """Write one page about a run of a server's home for people who decide, also beside a running server; return its path.
+
+    Args:
+        out: The file.
+        question: What is to be decided, for the head of the page.
+        home: The home, or the folder of a run; None: the default home of this user.
+        run: Name of an earlier run; empty: the present one.
+
+    Raises:
+        HomeMismatch: There is no such federation or run.
+        NoModel: The run has no plan yet.
+        SettingError: The file cannot be written.
+    """
+    raise absent("report", "a report")
+
+
+@seam
+def write_report(out: Path, snapshot: Snapshot, status: Mapping[str, Any], question: str = "") -> Path:
+    """Write the page of a run of which the ledger's contents and the object of `fedserver status --json` are at hand."""
+    raise absent("report", "a report")

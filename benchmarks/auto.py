@@ -42,7 +42,7 @@ class Outcome:
     """Result of one method with all rounds: the predictions of what devices keep, and scores by round and device."""
 
     kept: Right
-    scores: Mapping[int, tuple[DeviceScores, DeviceScores]]
+    scores: Mapping[int, tuple[DeviceScores, ...]]
 
 
 @contextmanager

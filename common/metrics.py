@@ -40,6 +40,8 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_KEPT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Yes = Annotated[int, msgspec.Meta(ge=0, le=1)]
 _NAME, _LONGEST = re.compile(r"[a-z0-9][a-z0-9-]*"), 32
+FALSE_RATES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # at which sensitivities are reported
+Sensitivities = Annotated[tuple[Share, ...], msgspec.Meta(min_length=len(FALSE_RATES), max_length=len(FALSE_RATES))]
 FittedName = Annotated[str, msgspec.Meta(pattern=f"^{_NAME.pattern}$", max_length=_LONGEST)]  # of a model that a device fits
 
 
@@ -92,6 +94,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         fitted: Weights among themselves of the models that the device fits alone, by its own samples. The server makes a prior
             for other devices of them. No view shows them.
+        roc: Sensitivities of what is kept and of ordinary models alone, at the false positive rates FALSE_RATES of this device.
     """
 
     loss: Finite | None = None
@@ -148,6 +151,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     likelihood_alone: Finite | None = None
     likelihood_kept: Finite | None = None
     likelihood_closed_form: Finite | None = None
+    likelihood_closed_form_error: Finite | None = None
     dial_mean: Share | None = None
     dial_own: Share | None = None
     test_samples: Count | None = None
@@ -157,6 +161,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes_up: Count | None = None
     bytes_down: Count | None = None
     fitted: Annotated[dict[FittedName, Share], msgspec.Meta(max_length=32)] = {}
+    roc: dict[Literal["kept", "alone"], Sensitivities] = {}
 
     @property
     def likelihoods(self) -> dict[Choice, float]:
@@ -218,13 +223,8 @@ _DESCRIPTORS = (
     _D("likelihood_local", "likelihood, local model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_alone", "likelihood, alone", "The same of the ordinary models that are fitted alone", "nats", HIGHER),
     _D("likelihood_kept", "likelihood, kept model", "The same, each sample under weights found without it", "nats", HIGHER),
-    _D(
-        "likelihood_closed_form",
-        "likelihood gained by the closed form",
-        "Gain of all training samples, out of fold, by the closed form beside ordinary models",
-        "nats",
-        HIGHER,
-    ),
+    _D("likelihood_closed_form", "gain by the closed form", "What training samples gain by it, out of fold", "nats", HIGHER),
+    _D("likelihood_closed_form_error", "standard error of it", "Standard error of that gain, over samples", "nats"),
     _D("dial_mean", "dial at the common value", "Share of the attended components at the common value"),
     _D("dial_own", "dial at the own value", "Share of the attended components at the value that the device trained alone"),
     _D("test_samples", "test samples", "Samples of the test part, the weights of averages over samples", "samples"),

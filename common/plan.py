@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from attune.common.config import PrivacySettings, TrainSettings
+from attune.common.config import TAG, PrivacySettings, TrainSettings
 from attune.common.errors import SettingError
 from attune.common.schema import Column, Schema
-from attune.common.task import ScoredTask, TaskName
+from attune.common.task import SCORED, ScoredTask, TaskName
 from attune.common.text import clean, listed
 
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
+POSITIONED: frozenset[Kind] = frozenset({"tokens", "images"})  # kinds of which every position can have a label
 FEWEST_DEVICES = 5  # devices whose statistics are combined for others; with fewer, each of them must have agreed
 RARE = 0.2  # share of the rarer of two classes, below which accuracy says little
 FEWEST_ROWS = 10  # rows behind each number that statistics show, and behind what a proposal tells
 MAIN = "main"  # the name of a plan's model among its variants for people; elsewhere it is empty
+LIGHT = "light"  # the variant of devices that take part with the closed form alone, since they have no torch
 FIRST_RUN = "first"  # the name of a federation's first run for people; in the plan and the ledger it is empty
 
 
@@ -57,7 +60,7 @@ class Profile(msgspec.Struct, frozen=True):
     samples: int  # training samples
     test_samples: int
     vocabulary: int = 0  # tokens only: largest token + 1, or as declared
-    per_position: bool = False  # tokens only: a label for every position, y (N, T), instead of one a sample
+    per_position: bool = False  # a label for every position of tokens, y (N, T), or of images, (N, H, W), not one a sample
     columns: Columns | None = None  # only if meta.json asks to standardise over the federation
     column_names: list[str] = []  # of features (tabular) or channels (series), in order; empty: not known
     task: TaskName = "classes"
@@ -66,6 +69,12 @@ class Profile(msgspec.Struct, frozen=True):
     proposal: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: a schema, which the server merges with others
     rare: bool | msgspec.UnsetType = msgspec.UNSET  # True: of two classes one has less than RARE of the training samples
     variant: str | msgspec.UnsetType = msgspec.UNSET  # of the model, as the device's owner has chosen; unset: the plan's own
+    tag: str | msgspec.UnsetType = msgspec.UNSET  # by which rounds may be limited; unset: the device gives itself none
+
+    @property
+    def labels_pixels(self) -> bool:
+        """True if every pixel of an image has a label."""
+        return self.per_position and self.kind == "images"
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,10 +120,20 @@ class ModelSpec(msgspec.Struct, frozen=True):
     classes: int  # outputs for a sample, or for a position: a score for each class, or a number for each target or label
     vocabulary: int = 0
     options: dict[str, Any] = {}
-    per_position: bool = False  # logits (N, T, classes) instead of (N, classes)
+    per_position: bool = False  # logits (N, T, classes) or (N, H, W, classes) instead of (N, classes)
     body_digest: str | msgspec.UnsetType = msgspec.UNSET  # of the frozen body, which never travels; unset without one
     embedded: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # features that are indices: place -> number of values
     feature_mean: bool | msgspec.UnsetType = msgspec.UNSET  # True: it has the buffers of common.models.feature_mean
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The axes of a sample whose positions have a label each: (T,) of tokens, (H, W) of images; else none."""
+        return self.shape[:2] if self.per_position else ()
+
+    @property
+    def labels_pixels(self) -> bool:
+        """True if every pixel of an image has a label."""
+        return self.per_position and self.kind == "images"
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
@@ -147,8 +166,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     schema_digest: str = ""  # pins it: a device whose version reads it otherwise refuses
     closed_form: bool = False  # the closed form of all devices' sums is a member of each device's blend (round.analytic)
     no_closed_form: str = ""  # why it is not, in words for people; empty: it was not asked for, or it is
-    score: Literal["", "auroc"] = ""  # what devices score two classes by; empty: the task's own score
-    rare: str = ""  # why it is AUROC, in words for people; empty: it was set, or it is not
+    score: Literal["", "auroc", "dice", "iou"] = ""  # what devices score classes by; empty: the task's own score
+    rare: str = ""  # why it is this score, in words for people; empty: it was set
     portfolio: bool = False  # the server knows what devices report of models that they fit alone (Metrics.accuracy_alone)
     given: str = ""  # digest of a model that is evaluated without training, by `scale` at every site that has features in units
     variants: dict[str, ModelSpec] = {}  # other sizes of the model, of which a device's owner may choose one
@@ -163,10 +182,17 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         model = self.variants[name] if name else self.model
         return msgspec.structs.replace(self, model=model, variants={}) if self.variants else self
 
+    def group_of(self, variant: str | msgspec.UnsetType) -> str:
+        """Return the variant whose networks are averaged with those of a device; of light devices one without networks.
+
+        Where all devices have the closed form alone, a light one is like the others.
+        """
+        return "" if not variant or (variant == LIGHT and not self.closed_form) else variant
+
     @property
     def scored(self) -> ScoredTask:
         """The task with its score."""
-        return "ranked" if self.score else self.task
+        return "ranked" if self.score == "auroc" else self.score or self.task
 
     @property
     def is_private(self) -> bool:
@@ -190,14 +216,33 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
 
 def check_variant(name: str, known: Collection[str]) -> None:
-    """Check the variant of a model that a device asks for; empty: the plan's model.
+    """Check the variant of a model that a device asks for; empty: the plan's model. A light device checks the plan by itself.
 
     Raises:
         SettingError: It is none of the known ones, which the error names.
     """
-    if name and name not in known:
+    if name not in ("", LIGHT, *known):
         has = f"it has {listed([*known, MAIN])}" if known else "its model has no variants (model.variant)"
         raise SettingError(f"this federation has no variant {clean(name, 40)!r} of its model: {has} (fedclient --variant)")
+
+
+ONE_MEAN = (
+    "masked sums (privacy.secure_aggregation) give of a score its mean by samples alone: AUROCs with their intervals and tests "
+    "come from evaluations, which leave each site unmasked (fedclient --metrics none sends none), and no ROC curves are sent"
+)
+
+
+def check_tag(tag: str) -> str:
+    """Return a tag of a device, if it is one; empty: it has none.
+
+    Raises:
+        SettingError: It is none.
+    """
+    if tag and not re.fullmatch(TAG, tag):
+        raise SettingError(
+            f"{clean(tag, 40)!r} is no tag: letters, digits, `.`, `_` and `-`, at most 32, a letter or digit first"
+        )
+    return tag
 
 
 def standardisation(plan: Plan) -> str:
@@ -222,8 +267,10 @@ def closed_form_words(plan: Plan) -> str:
 
 
 def score_words(plan: Plan) -> str:
-    """Return in one line that models are scored by AUROC, and why; empty: they are not."""
-    return f"models are scored by AUROC: {plan.rare or 'train.score says so'}" if plan.score else ""
+    """Return in one line by what models are scored, and why; empty: by the task's own score."""
+    masked = f"; {ONE_MEAN}" if plan.one_sum and plan.scored == "ranked" else ""
+    why = plan.rare or "train.score says so"
+    return f"models are scored by {SCORED[plan.scored].metric}: {why}{masked}" if plan.score else ""
 
 
 def _way(plan: Plan, what: str, scale: Scale | None) -> str:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from attune import DISTRIBUTION
 from attune.common.errors import SettingError, WireError, nearest
@@ -241,6 +241,28 @@ def check_model_allowed(model: str, allowed: Collection[str], what: str) -> None
             f"{what} is code of its own, {shown}: if you trust it and it is installed here, name it in allow_models "
             f"(Python) or start with --allow-model {shown}"
         )
+
+
+def own_measure(model: str) -> Any:
+    """Return an instance of the class Measure in the module of a model of one's own, for the task custom.
+
+    Raises:
+        SettingError: The model is not of one's own, or its module has no such class with the functions loss and score.
+    """
+    module, colon, _ = model.partition(":")
+    guide = "(docs/own-training.md#a-task-of-your-own)"
+    if not colon:
+        raise SettingError(
+            f'the task "custom" needs a model of your own, module:factory, beside a class Measure {guide}: not {model}'
+        )
+    try:
+        made: Any = imported(f"{module}:Measure")
+        measure = made()
+    except (ImportError, AttributeError) as error:
+        raise SettingError(f"the module {module} has no class Measure for the task custom {guide}: {error}") from None
+    if lacking := [name for name in ("loss", "score") if not callable(getattr(measure, name, None))]:
+        raise SettingError(f"{module}:Measure has no {' and no '.join(lacking)} {guide}")
+    return measure
 
 
 def _offered(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:

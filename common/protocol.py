@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+HAS_TORCH = find_spec("torch") is not None  # else this installation is a light device
 PROTOCOL = 1  # the version that `Hello.protocol` names
 INLINE_BYTES = 1 << 20  # most bytes of blobs in one message, whatever server.inline_bytes is
 EXTRAS = {"zstd": "zstandard"}  # encodings that need an optional package

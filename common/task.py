@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-TaskName = Literal["classes", "regression", "multilabel", "survival"]
-ScoredTask = Literal["classes", "regression", "multilabel", "survival", "ranked"]  # ranked: two classes scored by their AUROC
+TaskName = Literal["classes", "regression", "multilabel", "survival", "custom"]
+# ranked: two classes scored by their AUROC; dice, iou: pixels of images scored by the overlap of areas
+ScoredTask = Literal["classes", "regression", "multilabel", "survival", "custom", "ranked", "dice", "iou"]
 _SHOWN = 4
 
 
@@ -71,7 +72,13 @@ SURVIVAL = Task(
 RANKED = Task(
     "ranked", "AUROC", "more is better: 1 is perfect, 0.5 no better than chance", "classes", CLASSES.needs, of_trials=False
 )
-SCORED: dict[ScoredTask, Task] = {task.name: task for task in (CLASSES, REGRESSION, MULTILABEL, SURVIVAL, RANKED)}
+CUSTOM = Task("custom", "score", "more is better", "outputs", "numbers, shape (N, ...)", of_trials=False)
+OVERLAP = "more is better: 1 is perfect; mean over images of that of each class but the first, the background"
+DICE = Task("dice", "Dice", OVERLAP, "classes", CLASSES.needs, of_trials=False)
+IOU = Task("iou", "IoU", OVERLAP, "classes", CLASSES.needs, of_trials=False)
+SCORED: dict[ScoredTask, Task] = {
+    task.name: task for task in (CLASSES, REGRESSION, MULTILABEL, SURVIVAL, CUSTOM, RANKED, DICE, IOU)
+}
 TASKS: dict[TaskName, Task] = {name: SCORED[name] for name in get_args(TaskName)}
 TIME_AND_EVENT = ("time", "event")  # what the columns of y are in survival, in this order
 

@@ -104,6 +104,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "shared-optimisers": shared_optimiser_tables.lines,
     "closed-form-costs": closed_form_tables.costs,
     "closed-form-sizes": closed_form_tables.sizes,
+    "kinds-of-devices": closed_form_tables.kinds,
     "flipped-sums": closed_form_tables.flipped,
     "targets": target_tables.targets,
     "beside": target_tables.beside,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -17,6 +18,7 @@ from attune.common.aio import StopSwitch, run_blocking
 from attune.common.errors import NotEnrolled, SettingError
 from attune.common.identity.names import check_name
 from attune.common.plan import MAIN
+from attune.common.protocol import HAS_TORCH
 from attune.common.supervisor import supervised
 from attune.fedclient.address import CONNECT_TIMEOUT_S, Proxy, ServerAddress, store_origin
 from attune.fedclient.console import Console
@@ -30,14 +32,14 @@ from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, ShardRecord,
 from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
-from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind, Evaluate, Hooks, Train
+from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind, Evaluate, Hooks, Train, variant_here
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, Allowance, ResourceLimits
 from attune.fedclient.store import FolderStore
 from attune.fedclient.work.worker import Worker
 
 if TYPE_CHECKING:
-    from attune.fedclient.model.artifact import Model
+    from attune.fedclient.model.light_model import FinishedModel
 
 
 def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None, switch: StopSwitch | None = None) -> Path:
@@ -53,13 +55,14 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
         AttuneError: The error that ended it.
         CancelledError: It was stopped.
     """
-    from attune.common.torch_state import plain_torch
-
     home = home_of(options)
     if shard is None and options.table.proposes:
         shard = LazyShard.on_disk(options.data, options.table, home.held_rows())
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
-    with home.locked(), plain_torch(), Worker() as worker:
+    untouched: Callable[[], AbstractContextManager[None]] = nullcontext
+    if HAS_TORCH:
+        from attune.common.torch_state import plain_torch as untouched
+    with home.locked(), untouched(), Worker() as worker:
         life = _supervised(live(options, shard, home, console, worker), console)
         try:
             return run_blocking(switch.over(life) if switch else life)
@@ -159,7 +162,8 @@ class Client:
         direct_hosts: S3 stores with which this device may exchange blobs itself, as HOST, HOST:PORT or http://HOST:PORT.
         proxy: HTTP proxy through which the server and S3 stores are reached, HOST:PORT; "env": that of the environment.
         proxy_credentials: File with USER:PASSWORD for it.
-        variant: Variant of the federation's model, such as a smaller one for this device.
+        variant: Variant of the federation's model, such as a smaller one for this device; "light": the closed form alone.
+        tag: Tag of this device, to which the operator may limit rounds; empty: none.
         kind: "tokens" if arrays of whole numbers (N, T) are tokens; otherwise they are features.
 
     Raises:
@@ -199,6 +203,7 @@ class Client:
         proxy: str | None = None,
         proxy_credentials: str | Path | None = None,
         variant: str = MAIN,
+        tag: str = "",
     ) -> None:
         if unknown := [word for word in disclose if word not in get_args(DisclosedKind)]:
             raise SettingError(f"disclose={unknown[0]!r} is not known; known: {', '.join(get_args(DisclosedKind))}")
@@ -235,7 +240,8 @@ class Client:
             hooks=Hooks(train, evaluate),
             table=reading,
             units=units,
-            variant=variant,
+            variant=variant_here(variant),
+            tag=tag,
             allow_plugins=tuple(plugins),
             direct_hosts=tuple(map(store_origin, direct_hosts)),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),
@@ -244,7 +250,7 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client on {self.options.data} for {self.options.server}>"
 
-    def run(self, console: Console | None = None) -> Model:
+    def run(self, console: Console | None = None) -> FinishedModel:
         """Take part until the federation is over, and return the device's finished model.
 
         An interruption loses no finished work: call it again.
@@ -256,9 +262,9 @@ class Client:
             AttuneError: The error that ended it.
             concurrent.futures.CancelledError: `stop` was called.
         """
-        from attune.fedclient.model.artifact import Model
+        from attune.fedclient.model.light_model import load_model
 
-        return Model.load(self.take_part(console or Console()), allow_models=self.options.allow_models)
+        return load_model(self.take_part(console or Console()), allow_models=self.options.allow_models)
 
     def take_part(self, console: Console) -> Path:
         """Take part as in `run`, and return the path of the finished model."""

@@ -24,7 +24,7 @@ from attune.common.errors import AttuneError, DiskFull, HomeMismatch, NoModel, R
 from attune.common.exchange.messages import Hello, Order
 from attune.common.faults import fail_at
 from attune.common.models.options import cautions
-from attune.common.plan import Plan, closed_form_words, run_name, score_words, standardisation
+from attune.common.plan import LIGHT, Plan, closed_form_words, run_name, score_words, standardisation
 from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
@@ -37,7 +37,7 @@ from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.resource_limits import until_met
 from attune.fedclient.store import Store
-from attune.fedclient.work.executor import HostLost, Work
+from attune.fedclient.work.executor import Cancelled, HostLost, Work
 from attune.fedclient.work.worker import LearnerSlot, OrderInProgress, Worker
 
 FULL = "the disk of this device is full: free some space there, then start it again"
@@ -238,7 +238,9 @@ class Device:
             for words in filter(None, (closed_form_words(plan), score_words(plan))):
                 self.console.say(words)
             await tell_units(gate, self.shard, self.link, self.worker, self.console.say)
-            if plan.variants:
+            if self.options.variant == LIGHT:
+                self.console.say("a light device: by the closed form alone, without networks")
+            elif plan.variants:
                 self.console.say(f"trains the variant {self.options.variant} of the model: a {here.model.name}")
             if self.options.fits_alone and (why := self.options.against_alone(plan)):
                 self.console.say(why)
@@ -290,8 +292,6 @@ class Device:
             self.job = None
 
     async def _work(self, order: Order, stop: threading.Event) -> None:
-        from attune.fedclient.work.objectives.descent import Cancelled
-
         try:
             await until_met(self.options.resources.when, self.console.say)
             async with self.worker.turn:
@@ -383,7 +383,7 @@ class Device:
         return path
 
     def _save(self, slot: LearnerSlot) -> Path | None:
-        from attune.fedclient.model.artifact import finished_model
+        from attune.fedclient.model.model_info import finished_model
 
         try:
             if self.gate.plan is not None and self.gate.plan.given and self.store.has_model:

@@ -17,9 +17,10 @@ import msgspec
 
 from attune import DISTRIBUTION
 from attune.common import aio, homes
-from attune.common.errors import AttuneError, NoModel, SettingError, ShardError, Unreachable
+from attune.common.errors import NEEDS_TORCH, AttuneError, NoModel, SettingError, ShardError, Unreachable
 from attune.common.identity.credential import not_after
 from attune.common.plan import Plan, Profile
+from attune.common.protocol import HAS_TORCH
 from attune.common.schema import difference
 from attune.common.text import from_json
 from attune.fedclient import shards
@@ -99,7 +100,8 @@ def machine() -> Iterator[CheckResult]:
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a library of it is missing
-        yield CheckResult("FAIL", "torch", f"cannot be loaded ({error}): install attune anew")
+        light = CheckResult("ok", "torch", f"not installed: a light device, for the closed form of tables ({NEEDS_TORCH})")
+        yield CheckResult("FAIL", "torch", f"cannot be loaded ({error}): install attune anew") if HAS_TORCH else light
         return
     processor = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} processors"
     accelerator = (
@@ -268,7 +270,7 @@ def damages(home: DeviceHome) -> Iterator[str]:
 
 
 def _model(home: DeviceHome) -> Iterator[str]:
-    from attune.fedclient.model.artifact import read_info
+    from attune.fedclient.model.model_info import read_info
     from attune.fedclient.work.state import damaged_files
 
     try:

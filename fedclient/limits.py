@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from attune.common.errors import HomeMismatch, LimitExceeded, SettingError, WireError
+from attune.common.errors import NEEDS_TORCH, HomeMismatch, LimitExceeded, SettingError, WireError
 from attune.common.identity.names import check_name
 from attune.common.methods.registry import configured_on_device, packages_on_devices
-from attune.common.plan import Plan, run_name
+from attune.common.models.options import SHARPNESS
+from attune.common.plan import ModelSpec, Plan, run_name
 from attune.common.plugins import check_allowed, check_installed, check_model_allowed
+from attune.common.protocol import HAS_TORCH
 from attune.common.text import clean, from_json, listed
 from attune.fedclient.gate import Gate
 
@@ -62,7 +64,8 @@ class OrderLimits(msgspec.Struct, frozen=True):
                 "(--max-epochs)"
             )
         # The size of custom model code is not known before it is built. The device's owner has allowed this code by name.
-        size = 0 if ":" in plan.model.name else size_bytes(plan.model)
+        # That of a closed form without torch is checked with its options.
+        size = 0 if ":" in plan.model.name or not HAS_TORCH else size_bytes(plan.model)
         if size > self.model_bytes:
             raise LimitExceeded(
                 f"the server's model has {size:,} bytes; this device allows {self.model_bytes:,} (--max-model-bytes)"
@@ -92,6 +95,37 @@ def epochs_of(plan: Plan, samples: int) -> float:
         passes = [getattr(settings, name) for name in settings.__struct_fields__ if name.endswith("_epochs")]
         added += steps / batches if steps else sum(passes)
     return (training_passes + added) * float(getattr(configured.objective, "inner_steps", 1))
+
+
+def light_plan(plan: Plan) -> Plan:
+    """Return a plan as a light device follows it: by the closed form alone, on all training samples.
+
+    Raises:
+        SettingError: The plan needs more than that.
+    """
+    by_sums = plan.method == "analytic" and plan.model.name == "closed-form"
+    reasons = {
+        f"here they are {plan.model.kind}": plan.model.kind != "tabular",
+        "the task is survival": plan.task == "survival",
+        "its sums over samples are those of many devices alone": plan.one_sum,
+        "its devices train with noise": plan.is_private,
+        "it evaluates a given model": bool(plan.given),
+        "it chooses among methods (--method auto)": bool(plan.train.scored_rounds),
+        f"its devices transform updates by {listed(plan.device_transforms)}": bool(plan.device_transforms),
+        f"it trains networks without one ({plan.no_closed_form or 'round.analytic'})": not (by_sums or plan.closed_form),
+    }
+    if why := next((words for words, is_so in reasons.items() if is_so), ""):
+        raise SettingError(
+            f"a light device takes part by the closed form of tables alone, and in this federation {clean(why, 200)}: install "
+            f"torch on it ({NEEDS_TORCH}), or leave --variant light out"
+        )
+    spec, options = plan.model, {} if plan.task == "regression" else {"sharpness": SHARPNESS}
+    model = spec if by_sums else ModelSpec("closed-form", spec.kind, spec.shape, spec.classes, options=options)
+    train = msgspec.structs.replace(plan.train, validation=0.0)
+    method_options = plan.method_options if by_sums else {}
+    return msgspec.structs.replace(
+        plan, method="analytic", method_options=method_options, model=model, variants={}, train=train
+    )
 
 
 DAMAGED = (

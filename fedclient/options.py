@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from typing_extensions import Self
 
-from attune.common.errors import SettingError
-from attune.common.plan import MAIN, Plan
+from attune.common.errors import NEEDS_TORCH, SettingError
+from attune.common.plan import LIGHT, MAIN, Plan, check_tag
+from attune.common.protocol import HAS_TORCH
 from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.gate import NO_DEMANDS, PrivacyLimits
-from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
+from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits, light_plan
 from attune.fedclient.messages import Event
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
@@ -51,10 +52,28 @@ class Hooks:
 NONE = Hooks()
 
 
+def variant_here(asked: str) -> str:
+    """Return the variant that an installation can have: without torch it is the light one.
+
+    Raises:
+        SettingError: It was asked for another one.
+    """
+    if HAS_TORCH or asked == LIGHT:
+        return asked
+    if asked != MAIN:
+        raise SettingError(f"the variant {asked} of a model needs torch, which is not installed: {NEEDS_TORCH}")
+    return LIGHT
+
+
 DisclosedKind = Literal["statistics", "masked-statistics", "sums"]
 # Models with which a device compares what it keeps: ordinary ones that it fits alone, and a network that it trains alone.
 Baseline = Literal["alone", "local", "alone+local", "none"]
 DEFAULT_BASELINE: Baseline = "alone"
+INSTEAD = "they know no pixels and no task of your own. The same network, trained here alone, takes their place"
+
+
+def _has_no_ordinary_models(plan: Plan) -> bool:
+    return plan.model.labels_pixels or plan.task == "custom"
 
 
 @dataclass(frozen=True)
@@ -90,13 +109,16 @@ class DeviceOptions:
     woken_by: tuple[Event, ...] = ()  # events that come before those of the stream
     table: ReadOptions = PLAIN  # where the data are a table: which column is what
     variant: str = MAIN  # of the federation's model
+    tag: str = ""  # by which the operator may limit rounds; empty: none
 
     def plan_here(self, plan: Plan) -> Plan:
         """Return a plan as this device follows it, with the model of its variant alone.
 
         Raises:
-            SettingError: The plan has no such variant.
+            SettingError: The plan has no such variant, or needs what a light device cannot do.
         """
+        if self.variant == LIGHT:
+            return light_plan(plan)
         return plan.of_variant("" if self.variant == MAIN else self.variant)
 
     @property
@@ -104,10 +126,12 @@ class DeviceOptions:
         """True if ordinary models are fitted on this device's samples alone."""
         return "alone" in (self.baseline or DEFAULT_BASELINE)
 
-    @property
-    def trains_local(self) -> bool:
-        """True if a network is trained on this device alone, beside that of the method."""
-        return "local" in (self.baseline or DEFAULT_BASELINE)
+    def trains_local(self, plan: Plan) -> bool:
+        """Return whether a network is trained on this device alone, beside that of the method.
+
+        Of pixels and of a task of one's own there are no ordinary models, so this network is what the device could do alone.
+        """
+        return "local" in (self.baseline or DEFAULT_BASELINE) or (self.fits_alone and _has_no_ordinary_models(plan))
 
     def against_alone(self, plan: Plan) -> str:
         """Return why no ordinary models are fitted on this device in this federation, as a line for people; empty: they are."""
@@ -115,6 +139,8 @@ class DeviceOptions:
             return "no ordinary models are fitted for comparison (--baseline)"
         if not plan.portfolio:
             return "no ordinary models are fitted for comparison: the server's version does not know them"
+        if _has_no_ordinary_models(plan):
+            return f"no ordinary models are fitted for comparison: {INSTEAD}"
         if plan.model.per_position:
             return "no ordinary models are fitted for comparison: they know no labels for positions"
         if plan.model.kind == "tokens" and not plan.model.body_digest:
@@ -124,6 +150,7 @@ class DeviceOptions:
         return ""
 
     def __post_init__(self) -> None:
+        check_tag(self.tag)
         if self.table.proposes and self.privacy.needs_noise:
             raise SettingError(
                 "--schema auto tells the server of single rows, and with --max-epsilon or --max-delta nothing leaves without "

@@ -104,7 +104,7 @@ class FolderStore:
         return FolderOrders(self._home.orders, who)
 
     def keep_model(self, info: ModelInfo, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path | None:
-        from attune.fedclient.model.artifact import save
+        from attune.fedclient.model.model_info import save
 
         return save(self._home.model, info, tensors, self._home.sign)
 

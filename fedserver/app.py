@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attune.common.config import ServerSettings
 from attune.common.durable import write_file
 from attune.common.errors import AttuneError, LedgerBusy
 from attune.common.faults import SERVER, fail_at
@@ -41,8 +40,6 @@ from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registr
 from attune.fedserver.lab.client_noise import secret_of
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
-from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import LabCluster
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.server import GrpcServer
 from attune.seams import DirectMaker, NeverServed, Running, direct_transfers, only_server, page
@@ -67,7 +64,6 @@ class ServerOptions:
     dashboard: str | None = None  # HOST:PORT, "off", or None: where it was before, else on this machine alone
     clock: Clock = Clock()  # noqa: RUF009 - it is immutable
     join_uses: int = 1  # how many devices the printed token admits
-    cluster: LabCluster | None = None  # that computes rounds; None: this process does
     storage: StoragePlace | None = None  # where ledger and blobs are; None: where they were before, else in the home
     is_first: bool = True  # whether this process has served no leg of a race before
     allow_code: tuple[str, ...] = ()  # code that the home may bring, by name
@@ -101,7 +97,7 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
     home.check()
     if not home.exists():
         # A first start that cannot work leaves no home behind.
-        first = planning.resolve(fleet_race.check_possible(overrides))
+        first = planning.resolve(fleet_race.first_settings(overrides) if fleet_race.is_asked_for(overrides) else overrides)
         check_secret(first.privacy)
         if first.server.transfer == "direct" and options.storage is None:
             direct_transfers(home.open(), "")
@@ -163,29 +159,12 @@ async def _opened(
             storage.bound_cache(settings.server.cache_bytes)
             storage.blobs.sweep()
             direct = direct_transfers(storage, settings.server.direct_url) if settings.server.transfer == "direct" else None
-            async with _laboratory(options, settings.server, storage.blobs, executors) as lab:
-                yield _Opened(home, authority, storage, lab, executors, merged, settings, turn, direct)
+            server = settings.server
+            lab = ThreadLab(storage.blobs, executors, server.threads, server.max_model_bytes, server.device)
+            yield _Opened(home, authority, storage, lab, executors, merged, settings, turn, direct)
         finally:
             executors.shutdown()
             await storage.close()
-
-
-@asynccontextmanager
-async def _laboratory(
-    options: ServerOptions, server: ServerSettings, blobs: Blobs, executors: Executors
-) -> AsyncIterator[ThreadLab]:
-    """Open the lab during the block.
-
-    Raises:
-        SettingError: The workers cannot be had.
-    """
-    lab = ThreadLab(blobs, executors, server.threads, server.max_model_bytes, server.device, options.cluster)
-    try:
-        if options.cluster and (workers := await lab.connect()):
-            options.say(f"rounds are carried out by {workers} workers (--lab {options.cluster.lab})")
-        yield lab
-    finally:
-        await lab.close()
 
 
 async def _serve(options: ServerOptions, opened: _Opened, signalled: asyncio.Future[str]) -> bool:

@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import merge
+from attune.common.config import AUTO, merge
 from attune.common.errors import AttuneError, FederationFailed, HomeMismatch
 from attune.common.faults import SERVER, fail_at
-from attune.common.methods.method import AUTO
 from attune.common.protocol import SUMS
 from attune.fedserver import runs
 from attune.fedserver.choosing.candidates import check_race, common_settings, entrants_of, named_candidates, with_options
@@ -173,9 +172,7 @@ async def end_leg(ledger: Ledger, turn: Turn, coordinator: Coordinator, error: A
             await ledger.put_record(msgspec.structs.replace(record.revive(), phase=Phase.EVALUATING))
             return race
         out = {device.name for device in snapshot.devices if device.revoked}
-        counted = [row for row in rows if row.client not in out]
-        gains = reported_scores(counted, "likelihood_closed_form")
-        race = race.after(RunLeg(turn.name, until, reported_scores(counted), gains))
+        race = race.after(RunLeg(turn.name, until, *reported_scores([row for row in rows if row.client not in out])))
     race.course()
     fail_at(SERVER, until, "leg-over")
     await ledger.set_race(race)
@@ -187,12 +184,3 @@ def new_words(before: Race, after: Race) -> list[str]:
     """Return the lines of a race that a leg has added."""
     known = before.words()
     return [line for line in after.words() if line not in known]
-
-
-def check_possible(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings with which the first start of a home begins, if these are those of a race.
-
-    Raises:
-        SettingError: The race is not possible.
-    """
-    return first_settings(given) if is_asked_for(given) else given

@@ -67,16 +67,6 @@ def map_blocks(least_bytes: int) -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, least_bytes)
 
 
-def return_free_memory() -> None:
-    """Give the pages of freed blocks back to the system, within milliseconds. No-op with another library than glibc.
-
-    The C library keeps them between blocks in use, and a new block that is hardly written to then has them all: of 200
-    connections that ended, 107 KiB each stayed instead of 19, and those that came after them took 123 KiB each instead of 84.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def keep_what_has_begun() -> None:
     """Take the objects of now out of Python's garbage collection, which then needs a tenth of the time.
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from attune import seams
 from attune.common import homes
 from attune.common.aio import run_blocking
 from attune.common.config import by_section, load_settings, merge
@@ -29,8 +28,6 @@ def serve(
     exit_when_done: bool = False,
     join_uses: int = 1,
     dashboard: str | int | None = None,
-    lab: str = "local",
-    lab_workers: int = 0,
     ledger: str | None = None,
     blobs: str | None = None,
     allow_code: Collection[str] = (),
@@ -54,8 +51,6 @@ def serve(
         exit_when_done: Whether to end after the last round.
         join_uses: How many devices the printed token admits.
         dashboard: A port, "HOST:PORT" or "off"; None: where it was before, else on this machine alone.
-        lab: Place where rounds are carried out: "local", "ray" (a Ray cluster of this machine) or "ray://HOST:PORT".
-        lab_workers: How many workers of the cluster carry rounds out; 0: all.
         ledger: URL of a PostgreSQL database, with `blobs`; None: where the state was before, else in the home.
         blobs: s3://BUCKET/PREFIX.
         allow_code: Code of its own that the home may run here, by name; what other arguments name may.
@@ -76,9 +71,8 @@ def serve(
     overrides = load_settings(Path(config) if config else None, (), merge(by_section(settings), flags))
     place = Path(home).expanduser() if home is not None else homes.server_home()
     shown = None if dashboard is None else str(dashboard)
-    cluster = None if lab == "local" and not lab_workers else seams.lab_cluster(lab, lab_workers)
     options = ServerOptions(
-        place, host, port, exit_when_done, say, shown, join_uses=join_uses, cluster=cluster,
+        place, host, port, exit_when_done, say, shown, join_uses=join_uses,
         storage=place_of(ledger, blobs), allow_code=tuple(allow_code),
     )  # fmt: skip
     run_blocking(run(options, overrides))

@@ -49,7 +49,7 @@ def overrides(
         config: Path of a federation.toml. All other arguments win over it; its `min_clients` is ignored.
 
     Raises:
-        SettingError: A setting is unknown or wrong.
+        SettingError: A setting is unknown or wrong, or asks for a tag.
     """
     from_file = load_settings(Path(config), (), {}) if config else {}
     merged = merge(merge(from_file, {"round": {"min_clients": devices}}), by_section(settings))
@@ -57,6 +57,10 @@ def overrides(
     given["model"] = {"name": model} if model else {}
     given["round"] = {"rounds": rounds} if rounds is not None else {}
     merged = merge(merged, given | ({} if seed is None else {"seed": seed}))
+    if merged["round"].get("devices"):
+        raise SettingError(
+            "round.devices is for enrolled devices, and those of a simulation have no tags: give their shards alone"
+        )
     return checked(merged)
 
 

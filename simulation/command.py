@@ -10,10 +10,9 @@ import click
 
 from attune.common import homes
 from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType
-from attune.common.config import load_settings
+from attune.common.config import AUTO, PLAIN, PRESETS, load_settings
 from attune.common.durable import check_folder
 from attune.common.errors import AttuneError
-from attune.common.methods.method import AUTO, PLAIN, PRESETS
 from attune.fedclient.table_options import EXECUTOR, baseline_option, read_options, table_options
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ class InProcessServer:
 
     def __init__(self, coordinator: Coordinator, on_trouble: OnTrouble, on_answer: OnAnswer) -> None:
         self._state, self._members, self._updates = coordinator.state, coordinator.members, coordinator.updates
-        self._masked, self._on_trouble, self._on_answer = coordinator.masked, on_trouble, on_answer
+        self._survey, self._on_trouble, self._on_answer = coordinator.survey, on_trouble, on_answer
 
     async def connect(self, name: str, hello: Hello) -> Stream:
         return self._members.connect(name, hello)
@@ -78,7 +78,7 @@ class InProcessServer:
         if isinstance(message, SecureMessage):
             self._members.secure(name, message)
         elif isinstance(message, StatisticsReport):
-            self._masked.reported(name, message)
+            self._survey.reported(name, message)
         elif isinstance(message, Description):
             self._members.described(name, message)
 

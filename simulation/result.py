@@ -24,7 +24,7 @@ from attune.fedclient.console import kept_words
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import SEQUENTIAL, STACKED, Executor, StackedExecutor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
-from attune.fedserver.choosing.racing import RaceResult, reported_scores
+from attune.fedserver.choosing.racing import DeviceScores, RaceResult, reported_scores
 from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
 from attune.fedserver.core.records import Arrival, arrivals_of
 from attune.fedserver.view.status import status
@@ -89,13 +89,9 @@ class SimulationResult:
         """The metrics of each device's last order, by name."""
         return {name: reported_by(result) for name, result in self._outcome.results.items()}
 
-    def scores(self, round_: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Return what devices reported after this round, in nats by device.
-
-        These are the likelihood of what they would keep, and what the closed form gains.
-        """
-        rows = [row for row in self._outcome.snapshot.rows if (row.work, row.round) == ("evaluate", round_)]
-        return reported_scores(rows), reported_scores(rows, "likelihood_closed_form")
+    def scores(self, round_: int) -> tuple[DeviceScores, DeviceScores, DeviceScores]:
+        """Return what devices reported after this round, as `reported_scores`."""
+        return reported_scores([row for row in self._outcome.snapshot.rows if (row.work, row.round) == ("evaluate", round_)])
 
     @property
     def arrivals(self) -> list[Arrival]:
@@ -174,9 +170,7 @@ class SimulationResult:
 
     def report(self, out: str | Path, question: str = "") -> Path:
         """Write the page of `fedserver report` into the file `out`, and return its path."""
-        from attune.fedserver.view.report import write_report
-
-        return write_report(Path(out).expanduser(), self._outcome.snapshot, self.status, question)
+        return seams.write_report(Path(out).expanduser(), self._outcome.snapshot, self.status, question)
 
     @property
     def executor(self) -> str:
@@ -219,7 +213,7 @@ class SimulationResult:
             SettingError: The folder cannot be written.
             DiskFull: The disk has no space left.
         """
-        from attune.fedclient.model.artifact import save
+        from attune.fedclient.model.model_info import save
         from attune.fedserver.view import export
 
         out, snapshot = Path(folder).expanduser(), self._outcome.snapshot

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from attune import seams
-from attune.common.config import convert
+from attune.common.config import AUTO, PLAIN, convert
 from attune.common.durable import check_folder
 from attune.common.errors import SettingError
-from attune.common.methods.method import AUTO, PLAIN
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
 from attune.common.text import clean

@@ -69,7 +69,8 @@ class FolderState(msgspec.Struct, frozen=True):
         return {name: FolderStore(home) for name, home in self.homes.items()}
 
     def model(self, name: str) -> Model:
-        from attune.fedclient.model.artifact import Model, read_info
+        from attune.fedclient.model.artifact import Model
+        from attune.fedclient.model.model_info import read_info
 
         folder = self.homes[name].model
         return Model.load(folder, allow_models=[read_info(folder).model.name])  # this simulation has just run it

@@ -1,7 +1,8 @@
 """Rules for every test: one thread for tensors, any time for an example. `--processor-time` prints the time of each test.
 
 Devices fit no ordinary models, unless a test asks for them (`--baseline alone`) or starts a new interpreter: hundreds of
-federations would take twice as long.
+federations would take twice as long. Forests have 20 trees. Devices with few samples train for 5 epochs, and not for
+up to 25, where nobody sets the number.
 
 The test functions of slow.txt get the marker `slow`.
 """
@@ -16,15 +17,17 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from attune.common import aio
-from attune.fedclient import options
-
 # Set before torch and numpy are imported. The tensors here are small: more threads cost processor time and save none.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+from attune.common import aio
+from attune.fedclient import options
+from attune.fedclient.work.portfolio import fitting
+from attune.fedserver.core import training_length
+
 settings.register_profile("attune", deadline=None, max_examples=50)  # a slow example on a busy machine is no failure
 settings.load_profile("attune")
-options.DEFAULT_BASELINE = "none"
+options.DEFAULT_BASELINE, fitting.TREES, training_length.MOST_USUAL_EPOCHS = "none", 20, 5
 
 pytest_plugins = ["tests.processor_time"]
 

@@ -1,18 +1,23 @@
 """`make without`: the package without each feature, and a federation over the network without any.
 
-Features are deleted from a copy of the package. A process imports the copy alone, which it asserts first.
+Features are taken out of a copy of the package, one after the other. A process that is forked from this one, which has imported
+other packages alone, imports the copy alone, which it asserts first.
 """
 
+import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_SHIPPED = {"benchmarks", "docs", "examples", "tests"}
 FEATURES = sorted(path.parent.name for path in (ROOT / "features").glob("*/feature.py"))
+OTHERS = ("torch._dynamo", "grpc.aio", "cryptography.x509", "matplotlib.figure", "sklearn.ensemble", "msgspec", "click")
 START = """
 import contextlib, importlib, importlib.util, io, sys, threading
 from concurrent.futures import ThreadPoolExecutor
@@ -50,8 +55,9 @@ for command in [command for command, feature in seams.COMMANDS.items() if featur
     status, line = said(command)
     assert status == 2 and line.count("\\n") == 1 and name in line, line
 for method in ("fedavg", "fedtp"):
-    attune.simulate(data, method, rounds=1, home=Path(copy) / method, progress=False)
-    status, shown = said("status", "--home", str(Path(copy) / method / "server"))
+    home = Path(copy) / f"{method}-{name}"
+    attune.simulate(data, method, rounds=1, home=home, progress=False)
+    status, shown = said("status", "--home", str(home / "server"))
     assert status == 0 and f"round 1/1 of {method}" in shown, shown
 for path in sorted(Path(attune.__file__).parent.rglob("*.py")):
     module = ".".join(("attune", *path.relative_to(Path(attune.__file__).parent).with_suffix("").parts))
@@ -77,29 +83,48 @@ assert len(models) == 2 and all(len(model.predict(data["kiel"][0])) == 20 for mo
 """
 
 
-def check(program: str, names: list[str]) -> None:
-    """Run a program with a copy of the package without some features; end with its output if it fails."""
+def copy_package(folder: Path) -> None:
+    """Copy the package without what is not shipped."""
+    listed = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if Path(name).parts[0] not in NOT_SHIPPED and (ROOT / name).is_file():
+            (folder / "attune" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / "attune" / name)
+
+
+def live(folder: Path, program: str, names: list[str]) -> None:
+    """Run a program in this process, with its output in the file `said`."""
+    os.chdir(folder)
+    with Path("said").open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    sys.argv = ["", str(folder), *names]
+    exec(compile(START + program, "without", "exec"), {"__name__": "__main__"})  # noqa: S102 (our own code)
+
+
+def check(folder: Path, program: str, names: list[str]) -> None:
+    """Run a program with the copy, of which some features are taken out meanwhile; end with its output if it fails."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "attune"
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
-        )
-        for name in filter(None, listed.stdout.split("\0")):
-            if Path(name).parts[0] not in NOT_SHIPPED and (ROOT / name).is_file():
-                (package / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, package / name)
-        for name in names:
-            shutil.rmtree(package / "features" / name)
-        done = subprocess.run(
-            [sys.executable, "-c", START + program, folder, *names], cwd=folder, text=True, capture_output=True
-        )
-    if done.returncode:
-        sys.exit(f"without {' '.join(names)}:\n{done.stdout}{done.stderr}")
+    features, aside = folder / "attune" / "features", folder / "aside"
+    for name in names:
+        (features / name).rename(aside / name)
+    forked = multiprocessing.get_context("fork").Process(target=live, args=(folder, program, names))
+    forked.start()
+    forked.join()
+    for name in names:
+        (aside / name).rename(features / name)
+    if forked.exitcode:
+        sys.exit(f"without {' '.join(names)}:\n{(folder / 'said').read_text()}")
     print(f"without {' '.join(names)}: {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":
-    for one in FEATURES:
-        check(EACH, [one])
-    check(NETWORK, FEATURES)
+    for other in OTHERS:
+        import_module(other)
+    assert "attune" not in sys.modules
+    with tempfile.TemporaryDirectory() as work:
+        copy_package(Path(work))
+        (Path(work) / "aside").mkdir()
+        for one in FEATURES:
+            check(Path(work), EACH, [one])
+        check(Path(work), NETWORK, FEATURES)

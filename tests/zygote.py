@@ -37,13 +37,15 @@ def preload() -> None:
     from attune.fedclient import cli, client, fleet, options  # noqa: F401
     from attune.fedclient.model import artifact  # noqa: F401
     from attune.fedclient.work import learner  # noqa: F401
+    from attune.fedclient.work.portfolio import fitting
     from attune.fedserver import app as server_app  # noqa: F401
     from attune.fedserver import cli as server_cli  # noqa: F401
+    from attune.fedserver.core import training_length
     from attune.fedserver.lab import engine, recovery  # noqa: F401
 
     for name in ("fedavg", "fedmcsa", "fedper", "pfedhn"):
         get(name)
-    options.DEFAULT_BASELINE = "none"  # as in tests/conftest.py
+    options.DEFAULT_BASELINE, fitting.TREES, training_length.MOST_USUAL_EPOCHS = "none", 20, 5  # as in tests/conftest.py
     torch.optim.SGD([torch.zeros(1)])  # the first optimiser of a process imports half of torch
 
 

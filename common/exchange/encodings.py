@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from attune.common.exchange.transform import ArrivalContext, DeviceContext, PartUpdate, Unchanged
 from attune.common.wire import int8, planes
-from attune.common.wire.header import Manifest, TensorSpec
-from attune.common.wire.tensors import DTYPES, Tensors, TensorSource, check_manifest, spec_of
+from attune.common.wire.header import Manifest, TensorSpec, check_manifest
+from attune.common.wire.tensors import DTYPES, Tensors, TensorSource, spec_of
 
 _NARROW = {"bf16": ("F32", "BF16", torch.bfloat16)}
 AS_THEY_LIE = ("", *_NARROW)  # encodings whose tensors are the values themselves, perhaps in a narrower dtype

@@ -258,8 +258,8 @@ class StatisticsRequest(msgspec.Struct, frozen=True):
         id: Word that the report repeats.
         columns: Names of the columns that are meant; empty: all.
         centres_json: Centre of each column by name, for sketches; empty: the question is for sums.
-        layout_json: MaskedLayout (attune.common.secure.masked_sums) of a masked sum; empty: the question is for none.
-        noisy_json: NoisyLayout (attune.common.privacy.noisy_statistics) of a noisy release; empty: the question is for none.
+        layout_json: MaskedLayout (attune.common.site_statistics) of a masked sum; empty: the question is for none.
+        noisy_json: NoisyLayout (attune.common.site_statistics) of a noisy release; empty: the question is for none.
     """
 
     id: str

@@ -22,13 +22,20 @@ from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, head_of, roles, tensors_of
 from attune.common.models.usable import logits_of
 from attune.common.plan import ModelSpec
+from attune.common.task import TaskName
 from attune.common.torch_state import seeded
 
 SAMPLES = 2
 NO_PRIVACY = PrivacySettings()
 
 
-def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0, privacy: PrivacySettings = NO_PRIVACY) -> None:
+def check_model(
+    spec: ModelSpec,
+    configured: ConfiguredMethod,
+    seed: int = 0,
+    privacy: PrivacySettings = NO_PRIVACY,
+    task: TaskName = "classes",
+) -> None:
     """Try the model with the method: build it, assign its tensors to parts, score two samples, and compute gradients.
 
     Args:
@@ -36,6 +43,7 @@ def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0, pr
         configured: The method.
         seed: Seed of the first weights.
         privacy: Settings of privacy, which say which side adds noise.
+        task: The task; of "custom" the user's own measure decides what the scores' shape must be.
 
     Raises:
         SettingError: It names what is wrong with the model, or what the method needs and the model lacks.
@@ -52,7 +60,7 @@ def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0, pr
         raise SettingError(
             f"method {method.name} needs a model with a linear head, and {spec.name} has none: name the last layer head"
         )
-    _check_scores(spec, model, method, head)
+    _check_scores(spec, model, method, head, any_shape=task == "custom")
     if ":" in spec.name:
         _check_training(spec, model)
 
@@ -94,7 +102,7 @@ def check_no_shared_buffers(model: nn.Module, parts: Mapping[str, PartKind], nam
             )
 
 
-def _check_scores(spec: ModelSpec, model: nn.Module, method: Method, head: str | None) -> None:
+def _check_scores(spec: ModelSpec, model: nn.Module, method: Method, head: str | None, any_shape: bool) -> None:
     x = _samples(spec)
     seen: list[bool] = []
     handle = model.get_submodule(head).register_forward_pre_hook(lambda *_: seen.append(True)) if head else None
@@ -111,8 +119,8 @@ def _check_scores(spec: ModelSpec, model: nn.Module, method: Method, head: str |
         if handle is not None:
             handle.remove()
     logits = logits_of(output, model)
-    wanted = (*((SAMPLES, spec.shape[0]) if spec.per_position else (SAMPLES,)), spec.classes)
-    if tuple(logits.shape) != wanted:
+    wanted = (SAMPLES, *spec.positions, spec.classes)
+    if tuple(logits.shape) != wanted and not (any_shape and logits.shape[:1] == (SAMPLES,)):
         sample_or_position = "position" if spec.per_position else "sample"
         raise SettingError(
             f"model {spec.name} gives scores of shape {tuple(logits.shape)} for {SAMPLES} samples; {wanted} is needed, one for "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
-from attune.common.config import S, convert, keys_of, merge
+from attune.common.config import EVERYDAY, PLAIN, PRESETS, PUBLISHED, S, convert, keys_of, merge
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.aggregators import AggregatorSettings, AttentionSettings, ChangeElsewhere, Returns
@@ -28,8 +28,6 @@ PartKind = Literal["shared", "attended", "generated", "private", "solved"]
 AssignedKind = Literal["shared", "attended", "generated", "private"]
 EvaluatedAs = Literal["served", "trained"]
 
-AUTO = "auto"  # in place of a method's name: the best of several
-EVERYDAY, PUBLISHED, PLAIN = PRESETS = "everyday", "published", "plain"
 UNBOUNDED = {"bound_change": 0.0, "bound_samples": 0.0}  # as published: no paper bounds what a device hands in
 # As published: no paper holds training samples out to weigh models, or takes rounds back.
 WHOLE_TRAINING: Mapping[str, Mapping[str, float]] = {"train": {"validation": 0.0}, "round": {"take_back": 0.0}}
@@ -235,10 +233,10 @@ def check_task(configured: ConfiguredMethod, task: TaskName) -> None:
     Raises:
         SettingError: It says what to take instead.
     """
-    if task == "survival" and configured.objective.adds_up:
+    unsolved = {"survival": "the Cox loss has no closed form", "custom": "a loss of your own has no known closed form"}
+    if task in unsolved and configured.objective.adds_up:
         raise SettingError(
-            f"method {configured.method.name} cannot be used for survival: the Cox loss has no closed form. Take fedavg "
-            "(method.name)"
+            f"method {configured.method.name} cannot be used for {task}: {unsolved[task]}. Take fedavg (method.name)"
         )
     why = configured.objective.only_classes or configured.predictor.only_classes
     if task != "classes" and why:

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
+from attune.common.config import AUTO
 from attune.common.errors import SettingError
 from attune.common.exchange.registry import packages_of
-from attune.common.methods.method import AUTO, SOLVED, ConfiguredMethod, Method, configure, custom_method
+from attune.common.methods.method import SOLVED, ConfiguredMethod, Method, configure, custom_method
 from attune.common.methods.rows import ROWS
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.aggregators import ClosedFormSettings, Returns

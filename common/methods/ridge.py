@@ -5,23 +5,31 @@ targets T (N, C). G = Z' Z (D, D), B = Z' T (D, C), s (C,) are sums of squared t
 
 Features may be of several kinds. Each kind is a block that ends with the constant 1, and a regression by itself: no product of
 two blocks is summed. Where tensors are of all blocks, these follow each other, and D is the sum of their sizes.
+
+A light device, which has no torch, calls `sums_of`, `drawn` and `out_of_fold` with arrays of NumPy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from attune.common.errors import UpdateRefused
-from attune.common.models.closed_form import member_sizes
+from attune.common.models.options import ClosedFormOptions
 from attune.common.plan import Plan
+from attune.common.protocol import HAS_TORCH
 from attune.common.wire.header import Manifest, TensorSpec
-from attune.common.wire.tensors import Tensors
+
+if TYPE_CHECKING or HAS_TORCH:
+    import torch
+    from torch import Tensor
+
+    from attune.common.wire.tensors import Tensors
 
 # Names in the model of common.models.closed_form: W of all blocks, the ridge strength of the devices' own weights, the place of
 # the block that predicts, and the sizes of all blocks.
@@ -64,7 +72,7 @@ def nothing_solved(outputs: int, sizes: Sequence[int], one_sum: bool = False) ->
 
 def nothing_served(plan: Plan) -> Tensors:
     """Return the same for the closed form that joins the blends of a plan."""
-    return nothing_solved(plan.model.classes, member_sizes(), plan.one_sum)
+    return nothing_solved(plan.model.classes, [size + 1 for size in ClosedFormOptions().blocks(0)], plan.one_sum)
 
 
 def without_own(served: Mapping[str, Tensor], own_sums: Mapping[str, Tensor], gamma: float | None = None) -> Tensor:
@@ -126,9 +134,13 @@ def sums_of(Z_ND: Tensor, T_NC: Tensor, sizes: Sequence[int]) -> Tensors:
     """Return G of each block as a triangle, B and s."""
     triangles = []
     for place, size in zip(places_of(sizes), sizes, strict=True):
-        rows, columns = torch.triu_indices(size, size)
-        triangles.append((Z_ND[:, place].T @ Z_ND[:, place])[rows, columns])
-    return {GRAM: torch.cat(triangles), CROSS: Z_ND.T @ T_NC, SQUARES: T_NC.square().sum(dim=0)}
+        triangles.append((Z_ND[:, place].T @ Z_ND[:, place])[np.triu_indices(size)])
+    return {GRAM: _library(Z_ND).concat(triangles), CROSS: Z_ND.T @ T_NC, SQUARES: (T_NC * T_NC).sum(0)}
+
+
+def _library(tensor: Tensor) -> Any:
+    """Return the library of a tensor: torch, or numpy on a light device."""
+    return np if isinstance(tensor, np.ndarray) else torch
 
 
 _is_upper = lru_cache(maxsize=2)(lambda features: np.triu(np.ones((features, features), dtype=bool)))
@@ -143,9 +155,13 @@ def lower(gram: Tensor, features: int) -> Tensor:
 
 def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None = None) -> Tensor:
     """Return W (C, D) with (G + strength I) W' = B + strength C', in which C is the centre (None: 0). Of G half is read."""
+    right_DC = B_DC if centre_CD is None else B_DC + strength * centre_CD.T
+    if _library(G_DD) is np:  # it factors no symmetric matrix; here G is whole
+        ridge_DD: Any = np.array(G_DD)
+        ridge_DD.flat[:: len(ridge_DD) + 1] += strength
+        return np.linalg.solve(ridge_DD, right_DC).T  # type: ignore[no-any-return]
     ridge_DD = G_DD.clone()
     ridge_DD.diagonal().add_(strength)
-    right_DC = B_DC if centre_CD is None else B_DC + strength * centre_CD.T
     return torch.cholesky_solve(right_DC, torch.linalg.cholesky(ridge_DD)).T.contiguous()
 
 
@@ -164,11 +180,12 @@ def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, s
 
     It is NaN for samples in no fold (-1). There are weights for each of the L strengths.
     """
-    predicted_LNC = T_NC.new_full((len(strengths), *T_NC.shape), torch.nan)
+    library = _library(T_NC)
+    predicted_LNC: Tensor = library.full_like(library.stack([T_NC] * len(strengths)), math.nan)
     by_centre_NC = Z_ND @ centre_CD.T
     gap_NC, few = T_NC - by_centre_NC, len(Z_ND) < Z_ND.shape[1]  # few: X are the N samples, as in `drawn`, else D features
     G_XX, B_XC = (Z_ND @ Z_ND.T, gap_NC) if few else (Z_ND.T @ Z_ND, Z_ND.T @ gap_NC)
-    for fold in fold_N[fold_N >= 0].unique():
+    for fold in library.unique(fold_N[fold_N >= 0]):
         left_N, rest_N = fold_N == fold, fold_N != fold
         if few:
             left_MX, rest_XX, rest_XC = G_XX[left_N][:, rest_N], G_XX[rest_N][:, rest_N], B_XC[rest_N]
@@ -178,6 +195,27 @@ def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, s
         for place, strength in enumerate(strengths):
             predicted_LNC[place, left_N] = by_centre_NC[left_N] + left_MX @ solved(rest_XX, rest_XC, strength).T
     return predicted_LNC
+
+
+def fold_errors(
+    Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, strengths: Sequence[float], sharpness: float | None
+) -> Tensor:
+    """Return the errors out of fold for each strength, (L,), of one block; see `error_of`."""
+    is_in_N = fold_N >= 0
+    predicted_LNC = out_of_fold(Z_ND, T_NC, fold_N, centre_CD, strengths)
+    return error_of(predicted_LNC[:, is_in_N], T_NC[is_in_N], sharpness)
+
+
+def error_of(predicted_LNC: Tensor, T_NC: Tensor, sharpness: float | None) -> Tensor:
+    """Return the error of each of L predictions: minus the log-likelihood of classes with this sharpness; None: of squares."""
+    if sharpness is None:
+        return ((T_NC - predicted_LNC) ** 2).sum((1, 2))
+    scores_LNC = sharpness * predicted_LNC
+    if _library(T_NC) is not np:
+        return -(scores_LNC.log_softmax(dim=2) * T_NC).sum((1, 2))
+    total_LN1: Any = np.logaddexp.reduce(scores_LNC, axis=2, keepdims=True)
+    errors_L: Tensor = -((scores_LNC - total_LN1) * T_NC).sum((1, 2))
+    return errors_L
 
 
 def squared_error(W_CD: Tensor, G_DD: Tensor, B_DC: Tensor, squares_C: Tensor) -> float:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from attune.common.errors import SettingError
-from attune.common.models.options import ClosedFormOptions
+from attune.common.models.options import ClosedFormOptions, check_closed_form
 from attune.common.plan import ModelSpec
 
-MOST_INPUTS, MOST_FEATURES, MOST_OUTPUTS = 1 << 14, 4_000, 1_000  # features of all blocks
 PIXELS = (0.5, 0.3)  # mean and deviation by which images enter, the same on all devices
 
 
@@ -41,13 +40,7 @@ class ClosedForm(nn.Module):
 
     def __init__(self, spec: ModelSpec, features: Sequence[int]) -> None:
         super().__init__()
-        if sum(features) > MOST_FEATURES or spec.classes > MOST_OUTPUTS:
-            raise SettingError(
-                f"a closed form takes at most {MOST_FEATURES:,} features and {MOST_OUTPUTS:,} outputs, and here are "
-                f"{sum(features):,} and {spec.classes:,}: take fewer of them (model.features, model.widths), or another method"
-            )
-        if spec.per_position:
-            raise SettingError("a closed form gives one answer for a sample, and here every token has a label")
+        check_closed_form(spec, features)
         self.sharpness = float(spec.options.get("sharpness") or 1.0)
         sizes = [1 + number for number in features]
         self.head = nn.Linear(sum(sizes), spec.classes, bias=False, dtype=torch.float64)
@@ -87,24 +80,12 @@ class RandomFeatures(ClosedForm):
     phase: Tensor
 
     def __init__(self, spec: ModelSpec, options: ClosedFormOptions) -> None:
-        inputs, self.images = math.prod(spec.shape), spec.kind == "images"
-        kinds = [*[options.features] * len(options.widths), *([inputs] if options.linear else [])]
+        inputs, self.images, self.options = math.prod(spec.shape), spec.kind == "images", options
+        kinds = options.blocks(inputs)
         super().__init__(spec, kinds)
-        self.linear = options.linear
-        if inputs > MOST_INPUTS:
-            raise SettingError(
-                f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample, and here are {inputs:,}: take another "
-                "method, or smaller images"
-            )
-        draws = np.random.RandomState(options.seed)  # numpy promises that its numbers never change
-        R, most = options.features, 2 * math.pi
-        drawn = [
-            (draws.standard_normal((inputs, R)) * w / math.sqrt(inputs), draws.uniform(0, most, R)) for w in options.widths
-        ]
-        for name, pieces in zip(("frequency", "phase"), zip(*drawn, strict=True), strict=True):
-            numbers = np.concatenate(pieces, axis=-1)
-            self.register_buffer(name, torch.tensor(numbers, dtype=torch.float32), persistent=False)
-        self._features, sums = options.features, dict[str, tuple[int, ...]]()
+        for name, numbers in zip(("frequency", "phase"), options.drawn(inputs), strict=True):
+            self.register_buffer(name, torch.from_numpy(numbers), persistent=False)
+        sums: dict[str, tuple[int, ...]] = {}
         if options.one_sum:
             triangles = sum((number + 1) * (number + 2) // 2 for number in kinds)
             cross = (self.head.in_features, spec.classes)
@@ -116,21 +97,7 @@ class RandomFeatures(ClosedForm):
         flat_BI = x.flatten(1).to(dtype)
         if self.images:
             flat_BI = (flat_BI - PIXELS[0]) / PIXELS[1]
-        random_BR = torch.cos(flat_BI @ self.frequency.to(dtype) + self.phase.to(dtype)) * math.sqrt(2 / self._features)
-        blocks = [*random_BR.split(self._features, dim=1), *([flat_BI / math.sqrt(flat_BI.shape[1])] if self.linear else [])]
-        one_B1 = torch.ones_like(flat_BI[:, :1])
-        return torch.cat([part for block_BR in blocks for part in (block_BR, one_B1)], dim=1)
-
-
-def member_of(spec: ModelSpec) -> tuple[ModelSpec, ClosedFormOptions]:
-    """Return the closed form that joins the blends of another model's method, and its options."""
-    return ModelSpec("closed-form", spec.kind, spec.shape, spec.classes), ClosedFormOptions()
-
-
-def member_sizes() -> list[int]:
-    """Return the sizes of its blocks."""
-    options = ClosedFormOptions()
-    return [1 + options.features] * len(options.widths)
+        return cast(Tensor, self.options.values(flat_BI, self.frequency.to(dtype), self.phase.to(dtype), torch))
 
 
 class ClosedFormOnBody(ClosedForm):

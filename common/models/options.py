@@ -5,14 +5,18 @@ A width, a head count or another size of 0 means the default that follows from t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from typing_extensions import Self
 
 from attune.common.config import Count, CountOrZero, Share
 from attune.common.errors import SettingError
+from attune.common.plan import ModelSpec
 
 # A layer of width 1 has few bytes, but building it takes time and memory: a peer may name a million of them.
 MOST_LAYERS = 1000
@@ -119,6 +123,18 @@ class ConvNetOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     hidden: HiddenWidths = msgspec.field(default_factory=lambda: [120, 84])
 
 
+class UNetOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
+    """Options of the U-Net, which scores every pixel of an image."""
+
+    # Filters of the first level. Each level below has twice as many.
+    width: Count = 8
+    # Levels below the first, each of half the height and width.
+    depth: Annotated[int, msgspec.Meta(ge=1, le=8)] = 3
+    # Normalisation after each convolution: by groups of an image's own filters, as small batches and privacy.unit need, or by
+    # the batch.
+    norm: Literal["group", "batch"] = "group"
+
+
 class LstmOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the stacked LSTM."""
 
@@ -141,6 +157,7 @@ class MlrOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of multinomial logistic regression: one linear layer without options."""
 
 
+MOST_INPUTS, MOST_FEATURES, MOST_OUTPUTS = 1 << 14, 4_000, 1_000  # of a closed form; features of all blocks
 SHARPNESS = 8.0  # of a closed form for classes and labels: its scores then are about as sure as they are right
 
 
@@ -160,6 +177,55 @@ class ClosedFormOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0
     # Devices are served one sum of all, which it has room for. The server sets it.
     one_sum: bool = False
+
+    def blocks(self, inputs: int) -> list[int]:
+        """Return the number of features of each block, without the constant, for samples of so many numbers."""
+        return [*[self.features] * len(self.widths), *([inputs] if self.linear else [])]
+
+    def drawn(self, inputs: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return the frequencies F (I, R) and phases p (R,) of all widths, one after the other.
+
+        Raises:
+            SettingError: There are too many inputs.
+        """
+        if inputs > MOST_INPUTS:
+            raise SettingError(
+                f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample, and here are {inputs:,}: take another "
+                "method, or smaller images"
+            )
+        draws = np.random.RandomState(self.seed)  # numpy promises that its numbers never change
+        R, most, pieces = self.features, 2 * math.pi, []
+        for width in self.widths:
+            pieces.append((draws.standard_normal((inputs, R)) * width / math.sqrt(inputs), draws.uniform(0, most, R)))
+        frequency_IR, phase_R = (np.concatenate(of, axis=-1).astype(np.float32) for of in zip(*pieces, strict=True))
+        return frequency_IR, phase_R
+
+    def values(self, flat_BI: Any, frequency_IR: Any, phase_R: Any, library: Any) -> Any:
+        """Return z(x), (B, D), in the type of flat samples, F and p: sqrt(2 / R) cos(F x + p), blocks that end with 1.
+
+        `library` is torch or numpy.
+        """
+        R = self.features
+        cosine_BR = library.cos(flat_BI @ frequency_IR + phase_R) * math.sqrt(2 / R)
+        blocks = [cosine_BR[:, place : place + R] for place in range(0, len(phase_R), R)]
+        blocks += [flat_BI / math.sqrt(flat_BI.shape[1])] if self.linear else []
+        one_B1 = library.ones_like(flat_BI[:, :1])
+        return library.concat([part for block_BR in blocks for part in (block_BR, one_B1)], 1)
+
+
+def check_closed_form(spec: ModelSpec, features: Sequence[int]) -> None:
+    """Check the size of a closed form with so many features in each block.
+
+    Raises:
+        SettingError: There are too many features or outputs, or a label for each position.
+    """
+    if sum(features) > MOST_FEATURES or spec.classes > MOST_OUTPUTS:
+        raise SettingError(
+            f"a closed form takes at most {MOST_FEATURES:,} features and {MOST_OUTPUTS:,} outputs, and here are "
+            f"{sum(features):,} and {spec.classes:,}: take fewer of them (model.features, model.widths), or another method"
+        )
+    if spec.per_position:
+        raise SettingError("a closed form gives one answer for a sample, and here every token has a label")
 
 
 class HuggingFaceOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):

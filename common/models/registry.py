@@ -25,9 +25,10 @@ from attune.common.models.options import (
     MlrOptions,
     ModelOptions,
     TransformerOptions,
+    UNetOptions,
     VitOptions,
 )
-from attune.common.plan import Kind, ModelSpec
+from attune.common.plan import POSITIONED, Kind, ModelSpec
 from attune.common.plugins import PluginRegistry, imported
 from attune.common.text import clean, from_json
 from attune.common.wire.digest import check_digest
@@ -45,12 +46,18 @@ class ModelEntry:
         options: The struct that the section [model] of the settings is checked against.
         kinds: The kinds of data that the model takes.
         roles: The roles of common.models.structure that its tensors have; None if that depends on its options.
+        labels_pixels: It scores every pixel of an image, as no other model does, and nothing else.
     """
 
     factory: str
     options: type[ModelOptions]
     kinds: tuple[Kind, ...]
     roles: frozenset[str] | None = None
+    labels_pixels: bool = False
+
+    def takes(self, kind: Kind, per_position: bool) -> bool:
+        """Return whether the model is for data of this kind, labelled by sample or by position."""
+        return kind in self.kinds and self.labels_pixels == (per_position and kind == "images")
 
 
 _HEAD = frozenset({"head"})
@@ -74,11 +81,12 @@ _BUILT_IN = {
     "dnn": ModelEntry("attune.common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
     "huggingface": ModelEntry("attune.common.models.hugging_face:make", HuggingFaceOptions, ("images", "tokens"), None),
     "mlr": ModelEntry("attune.common.models.dnn:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
+    "unet": ModelEntry("attune.common.models.convnet:UNet", UNetOptions, ("images",), _HEAD | {"norm"}, labels_pixels=True),
 }
 MODELS: PluginRegistry[ModelEntry] = PluginRegistry("models", ModelEntry, _BUILT_IN)
 # Those that learn most from few samples (benchmarks/results/default_training.csv).
 _DEFAULTS: dict[Kind, str] = {"images": "convnet", "tokens": "transformer", "series": "dnn", "tabular": "dnn"}
-_OTHERS = ("convnet-bn", "vit", "transformer")  # the first that fits, where a method or an option needs more
+_OTHERS = ("convnet-bn", "vit", "transformer", "unet")  # the first that fits, where data, a method or an option need more
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
 MAX_SAMPLE_VALUES = 1 << 26  # of one sample, as peers declare it: the size of the model follows from it
 MAX_VOCABULARY = 1 << 20
@@ -92,7 +100,7 @@ def names() -> list[str]:
     return sorted(_BUILT_IN)
 
 
-def model_for(kind: Kind, roles: frozenset[str], options: Collection[str] = ()) -> str:
+def model_for(kind: Kind, roles: frozenset[str], options: Collection[str] = (), per_position: bool = False) -> str:
     """Return the default model for this kind of data if it has all these roles and options, else the first that has them.
 
     If none has all the options, they do not count.
@@ -100,10 +108,11 @@ def model_for(kind: Kind, roles: frozenset[str], options: Collection[str] = ()) 
     Raises:
         SettingError: No built-in model has tensors of all these roles.
     """
-    having = [name for name in [_DEFAULTS[kind], *_OTHERS, *names()] if kind in _BUILT_IN[name].kinds and _has(name, roles)]
+    fitting = (name for name in [_DEFAULTS[kind], *_OTHERS, *names()] if _BUILT_IN[name].takes(kind, per_position))
+    having = [name for name in fitting if _has(name, roles)]
     if not having:
         raise SettingError(
-            f"no built-in model for {kind} has tensors of the roles {', '.join(sorted(roles))}: "
+            f"no built-in model for {_described(kind, per_position)} has tensors of the roles {', '.join(sorted(roles))}: "
             "choose another method, or a model of your own"
         )
     return next((name for name in having if set(options) <= _options_of(name)), having[0])
@@ -137,9 +146,12 @@ def check_options(name: str | None, options: Mapping[str, Any]) -> None:
             raise SettingError(str(error)) from None
 
 
-def why_not_usual(kind: Kind, roles: frozenset[str], method: str, options: Collection[str] = ()) -> str:
+def why_not_usual(
+    kind: Kind, roles: frozenset[str], method: str, options: Collection[str] = (), per_position: bool = False
+) -> str:
     """Explain why `model_for` does not return the default model for this kind of data; empty if it does."""
-    usual, chosen = _DEFAULTS[kind], model_for(kind, roles, options)
+    usual = model_for(kind, frozenset(), (), per_position)
+    chosen = model_for(kind, roles, options, per_position)
     if chosen == usual:
         return ""
     missing = sorted(roles - (_BUILT_IN[usual].roles or frozenset()))
@@ -184,7 +196,7 @@ def default_spec(
         vocabulary: The number of tokens; 0 for other kinds.
         name: The model; None takes that of `model_for`.
         options: Its options, without `name`. Those of a user's `package.module:factory` are not checked.
-        per_position: Every token has a label, not every sample.
+        per_position: Every token or pixel has a label, not every sample.
 
     Raises:
         SettingError: The model, an option or a value is unknown, or the model does not take this kind of data.
@@ -192,7 +204,14 @@ def default_spec(
     given = dict(options)
     pin = given.pop(BODY_DIGEST, msgspec.UNSET) if ":" in (name or "") else msgspec.UNSET
     spec = ModelSpec(
-        name or model_for(kind, frozenset(), given), kind, tuple(shape), classes, vocabulary, given, per_position, pin
+        name or model_for(kind, frozenset(), given, per_position),
+        kind,
+        tuple(shape),
+        classes,
+        vocabulary,
+        given,
+        per_position,
+        pin,
     )
     if ":" in spec.name:
         _check_data(spec)
@@ -331,9 +350,10 @@ def _entry(name: str) -> ModelEntry:
 
 def _checked(spec: ModelSpec) -> ModelOptions:
     entry = _entry(spec.name)
-    if spec.kind not in entry.kinds:
-        fitting = ", ".join(name for name in names() if spec.kind in _BUILT_IN[name].kinds)
-        raise SettingError(f"model {spec.name} does not take {spec.kind}; models that do: {fitting}")
+    if not entry.takes(spec.kind, spec.per_position):
+        fitting = ", ".join(name for name in names() if _BUILT_IN[name].takes(spec.kind, spec.per_position))
+        what = _described(spec.kind, spec.per_position)
+        raise SettingError(f"model {spec.name} does not take {what}; models that do: {fitting or 'none of the built-in ones'}")
     _check_data(spec)
     options = convert(entry.options, spec.options, "model.").resolved(spec.shape)
     if isinstance(options, TransformerOptions) and options.leaky_targets and not spec.per_position:
@@ -346,10 +366,14 @@ def _check_data(spec: ModelSpec) -> None:
         raise SettingError(f"no model can be built for {spec.kind} of shape {spec.shape}")
     if spec.classes < 1:
         raise SettingError(f"a model needs at least one class, not {spec.classes}")
-    if spec.per_position and spec.kind != "tokens":
-        raise SettingError(f"only tokens can have a label for every position, not {spec.kind}")
+    if spec.per_position and spec.kind not in POSITIONED:
+        raise SettingError(f"only tokens and images can have a label for every position, not {spec.kind}")
     if spec.kind == "tokens" and not 1 <= spec.vocabulary <= MAX_VOCABULARY:
         raise SettingError(f"a vocabulary holds 1 to {MAX_VOCABULARY} tokens, not {spec.vocabulary}")
+
+
+def _described(kind: Kind, per_position: bool) -> str:
+    return f"{kind} with a label for every {'pixel' if kind == 'images' else 'position'}" if per_position else kind
 
 
 def load(name: str) -> Callable[..., Any]:

@@ -1,82 +1,27 @@
-"""Statistics of sites as one whole number that masks hide, so that a server learns the sum over the sites alone.
+"""Masked sums: statistics of a site as one whole number that masks hide. A server learns the sum over the sites alone.
 
 Each count and each sum has a slot of fixed width in the number. No slot can overflow, whatever up to MOST_MEMBERS honest
-devices add. So the sum of the numbers holds the sum of each slot, exactly. A layout says what the slots are. The server makes
-it before it knows any sum, and it is part of what devices sign: devices with different layouts have no sum.
+devices add. So the sum of the numbers holds the sum of each slot, exactly. A layout says what the slots are
+(attune.common.site_statistics.MaskedLayout). The server makes it before it knows any sum, and it is part of what devices sign:
+devices with different layouts have no sum.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-
-import msgspec
 
 from attune.common.errors import UpdateRefused
 from attune.common.protocol import MOST_MEMBERS
 from attune.common.secure import masks
-from attune.common.site_statistics import BUCKETS, Centre
+from attune.common.site_statistics import COUNT_BYTES, WIDE_BYTES, MaskedLayout
 
-COUNT_BYTES, WIDE_BYTES = 5, 32
 MOST_ROWS = (1 << 8 * COUNT_BYTES) // MOST_MEMBERS - 1  # of a device
 FRACTION_BITS = 80  # of a sum: each device's is rounded to a multiple of 2^-80
 _OFFSET = 1 << 8 * WIDE_BYTES - 9  # makes sums of a device positive
-LARGEST = 1e100  # of a centre
 ONE_SUM = 1  # stands where a round's number does: a device hands in to one sum of its statistics
 SlotValue = int | Fraction
-
-
-class MaskedLayout(msgspec.Struct, frozen=True):
-    """Slots of the number, in order.
-
-    Attributes:
-        federation: The federation's fingerprint.
-        columns: Centre of the buckets of each column by name; a public one, of a schema's range or 0 and 1.
-        classes: Classes that are counted.
-        features: Names of the features that have sums over the training part, for a common scale.
-        targets: Names of the numbers to predict that have such sums.
-    """
-
-    federation: str
-    columns: dict[str, Centre] = {}
-    classes: list[str] = []
-    features: list[str] = []
-    targets: list[str] = []
-
-    def check(self, most_columns: int, most_bytes: int) -> None:
-        """Check that a device can fill the slots.
-
-        Raises:
-            UpdateRefused: There are too many of them, or a centre cannot be.
-        """
-        fits = all(abs(centre.mean) <= LARGEST and 0 < centre.deviation <= LARGEST for centre in self.columns.values())
-        if not fits:
-            raise UpdateRefused("the layout of the masked sum cannot be: update the server")
-        if len(self.columns) > most_columns or self.size > most_bytes:
-            raise UpdateRefused(f"the masked sum has {self.size:,} bytes: ask for fewer columns (--columns)")
-
-    @property
-    def digest(self) -> str:
-        """A digest of the layout, for signatures."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
-
-    def is_wide(self) -> Iterator[bool]:
-        """Yield for each slot whether it is a sum; the others are counts."""
-        yield False  # samples
-        yield from [False] * len(self.classes)
-        for _ in self.columns:
-            yield from (False, False, True, True, True)  # rows, missing; sums of x, x^2, and (sum of x)^2 / rows
-            yield from [False] * (2 * BUCKETS + 1)
-        for names in (self.features, self.targets):
-            yield False  # rows
-            yield from [True, True] * len(names)  # sums of x and x^2
-
-    @property
-    def size(self) -> int:
-        """Bytes of the number."""
-        return sum(WIDE_BYTES if is_wide else COUNT_BYTES for is_wide in self.is_wide())
 
 
 def packed(layout: MaskedLayout, slots: Sequence[int | float | Fraction]) -> bytes:

@@ -38,8 +38,8 @@ from attune.common.exchange.transform import (
 from attune.common.secure.masked_sums import added, plus_masks
 from attune.common.secure.masks import add_masks, mask_ciphers
 from attune.common.wire.blobs import LocalFile, Readable
-from attune.common.wire.header import Limits, Manifest, TensorSpec, layout_in
-from attune.common.wire.tensors import DTYPES, TensorSource, check_manifest, empty
+from attune.common.wire.header import Limits, Manifest, TensorSpec, check_manifest, layout_in
+from attune.common.wire.tensors import DTYPES, TensorSource, empty
 
 ONE = 1 << 20  # stands for the clipping bound, and for the weight 1
 _PIECE = 1 << 15  # numbers that stay in the cache

@@ -13,7 +13,17 @@ from typing_extensions import Self
 from attune.common.durable import replaced
 from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, Target, hash_span
 from attune.common.wire.digest import Digest, digest_of
-from attune.common.wire.header import ITEM_BYTES, LENGTH_BYTES, Limits, Opened, TensorSpec, header_bytes, layout_in, layout_of
+from attune.common.wire.header import (
+    ITEM_BYTES,
+    LENGTH_BYTES,
+    Limits,
+    Opened,
+    TensorSpec,
+    check_spec,
+    header_bytes,
+    layout_in,
+    layout_of,
+)  # fmt: skip
 from attune.common.wire.malformed import DigestMismatch, Malformed
 from attune.common.wire.tensors import (
     DTYPES,
@@ -21,7 +31,6 @@ from attune.common.wire.tensors import (
     TensorSource,
     bytes_of,
     check_boolean,
-    check_spec,
     empty,
     manifest_of,
     spec_of,
@@ -163,11 +172,6 @@ class TensorFile(Opened[torch.Tensor], TensorSource):
     @property
     def stored(self) -> bool:
         return True
-
-    @property
-    def is_shared(self) -> bool:
-        """True if another machine can read the same bytes: then this can be sent to it."""
-        return bool(getattr(self._source, "is_shared", False))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a new tensor on the CPU.

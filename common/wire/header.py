@@ -365,3 +365,35 @@ class Opened(ByManifest[T]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def check_manifest(actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec], who: str) -> None:
+    """Check that two manifests agree. The order of names does not count.
+
+    Raises:
+        Malformed: missing-tensor, unexpected-tensor, wrong-dtype or wrong-shape; the message names `who` and the first tensor.
+    """
+    if actual == expected:
+        return
+    if missing := sorted(expected.keys() - actual.keys()):
+        raise Malformed("missing-tensor", f"{who}: {_first(missing)} missing; both sides must run the same model")
+    if unexpected := sorted(actual.keys() - expected.keys()):
+        raise Malformed("unexpected-tensor", f"{who}: {_first(unexpected)} not expected; both sides must run the same model")
+    for name, spec in sorted(expected.items()):
+        check_spec(name, actual[name], spec, who)
+
+
+def check_spec(name: str, actual: TensorSpec, expected: TensorSpec, who: str) -> None:
+    """Check the dtype and the shape of one tensor.
+
+    Raises:
+        Malformed: wrong-dtype or wrong-shape.
+    """
+    if actual.dtype != expected.dtype:
+        raise Malformed("wrong-dtype", f"{who}: {name!r} is {actual.dtype}; {expected.dtype} was expected")
+    if actual.shape != expected.shape:
+        raise Malformed("wrong-shape", f"{who}: {name!r} has shape {list(actual.shape)}; {list(expected.shape)} was expected")
+
+
+def _first(names: list[str]) -> str:
+    return f"{names[0][:80]!a} is" if len(names) == 1 else f"{names[0][:80]!a} and {len(names) - 1} more are"

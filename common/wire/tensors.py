@@ -70,6 +70,11 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
+def room(size: int) -> torch.Tensor:
+    """Return a buffer of so many bytes, whose values are not set."""
+    return torch.empty(size, dtype=torch.uint8)
+
+
 def empty(spec: TensorSpec) -> torch.Tensor:
     """Return a tensor on the CPU whose values are not set."""
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
@@ -213,38 +218,6 @@ def read_through(tensors: TensorSource) -> None:
         for start, block_N in tensors.blocks(name, BLOCK):
             for look in looks:
                 look(name, block_N, start)
-
-
-def check_manifest(actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec], who: str) -> None:
-    """Check that two manifests agree. The order of names does not count.
-
-    Raises:
-        Malformed: missing-tensor, unexpected-tensor, wrong-dtype or wrong-shape; the message names `who` and the first tensor.
-    """
-    if actual == expected:
-        return
-    if missing := sorted(expected.keys() - actual.keys()):
-        raise Malformed("missing-tensor", f"{who}: {_first(missing)} missing; both sides must run the same model")
-    if unexpected := sorted(actual.keys() - expected.keys()):
-        raise Malformed("unexpected-tensor", f"{who}: {_first(unexpected)} not expected; both sides must run the same model")
-    for name, spec in sorted(expected.items()):
-        check_spec(name, actual[name], spec, who)
-
-
-def check_spec(name: str, actual: TensorSpec, expected: TensorSpec, who: str) -> None:
-    """Check the dtype and the shape of one tensor.
-
-    Raises:
-        Malformed: wrong-dtype or wrong-shape.
-    """
-    if actual.dtype != expected.dtype:
-        raise Malformed("wrong-dtype", f"{who}: {name!r} is {actual.dtype}; {expected.dtype} was expected")
-    if actual.shape != expected.shape:
-        raise Malformed("wrong-shape", f"{who}: {name!r} has shape {list(actual.shape)}; {list(expected.shape)} was expected")
-
-
-def _first(names: list[str]) -> str:
-    return f"{names[0][:80]!a} is" if len(names) == 1 else f"{names[0][:80]!a} and {len(names) - 1} more are"
 
 
 def check_finite(name: str, tensor: torch.Tensor, who: str) -> None:

@@ -32,7 +32,8 @@ from attune.contrib.gp.process import (
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Network, Objective, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged
-from attune.fedclient.work.predictors.base import FEATURES, LABELS, Predictor, remember
+from attune.fedclient.work.orders import FEATURES
+from attune.fedclient.work.predictors.base import LABELS, Predictor, remember
 
 SWEEPS = 20  # of the clustering, at most: few class means settle in two or three
 

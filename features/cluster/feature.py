@@ -1,5 +1,5 @@
-"""Feature `cluster`: rounds on the workers of a Ray cluster (`--lab ray`), and devices on them (executor "ray")."""
+"""Feature `cluster`: devices on the workers of a Ray cluster (executor "ray")."""
 
 from attune.seams import FeatureNames
 
-FEATURE = FeatureNames(name="cluster", rank=20, answers={"lab_cluster": "server:RayLab", "ray_workers": "work:ray_workers"})
+FEATURE = FeatureNames(name="cluster", rank=20, answers={"ray_workers": "work:ray_workers"})

@@ -18,10 +18,10 @@ from attune.features.remote.storage import RemoteStorage
 from attune.fedserver.consent import check_consent
 from attune.fedserver.home import STORAGE_FILE, ServerHome, StoragePlace
 from attune.fedserver.ports.ledger import LedgerReader
+from attune.fedserver.stores.database import Database, put_value
 from attune.fedserver.stores.disk import DATABASE_FILE, DiskStorage
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.sqlite import AUDIT_FILE, SqliteDatabase
-from attune.fedserver.stores.tables import Database, put_value
 from attune.fedserver.stores.transfer import (
     COLUMNS,
     IDENTITY,

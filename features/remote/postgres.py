@@ -24,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from attune.common.errors import HomeMismatch, LedgerBusy, ServerReplaced, SettingError
-from attune.fedserver.stores.tables import Rows, put_value, value_in
+from attune.fedserver.stores.database import Rows, put_value, value_in
 
 SILENT_S = 2.5  # a server that has not used its lock for so long loses it
 CUT_OFF = f"it has not answered for {SILENT_S} s, so another server may have taken over"

@@ -20,9 +20,8 @@ import msgspec
 from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
 from attune.common.wire.blobs import Blob, LocalTarget, Readable, Target
 from attune.common.wire.digest import digest_of
-from attune.features.remote.object_source import ObjectRanges, ObjectSource
 from attune.features.remote.postgres import PostgresDatabase
-from attune.features.remote.s3_objects import ObjectCache, S3Access, S3Objects, chunks_of
+from attune.features.remote.s3_objects import ObjectCache, S3Objects
 from attune.fedserver.ports.blobs import INBOX, NOISE_SECRET, REDO, SERVED, STATE, UPLOADS, Damaged
 from attune.fedserver.stores.checked_blobs import OBJECTS, CheckedBlobs, new_key
 from attune.fedserver.stores.folder import FolderBlobs
@@ -50,9 +49,7 @@ def check_url(url: str) -> None:
 
 
 class S3Blobs(CheckedBlobs):
-    """Implements ports.blobs.SharedBlobs."""
-
-    objects = OBJECTS
+    """Implements ports.blobs.Blobs."""
 
     def __init__(self, local: FolderBlobs, db: PostgresDatabase, objects: S3Objects, cache: ObjectCache) -> None:
         super().__init__()
@@ -60,7 +57,6 @@ class S3Blobs(CheckedBlobs):
         self._leaving: set[str] = set()  # names that go as soon as the database is there
         self.beside: dict[str, str] = {}  # local blob -> the object with the same bytes: of a device, or for devices
         self._beside_lock = Lock()
-        self.ranges = ObjectRanges(objects)
 
     def create(self, name: str, size: int, durable: bool = True) -> Target:
         return _S3Target(self, name, self._cache.fill(size)) if _is_in_s3(name) else self._local.create(name, size, durable)
@@ -75,12 +71,12 @@ class S3Blobs(CheckedBlobs):
         finally:
             target.abort()
 
-    def upload(self, blob: Blob, path: Path, chunks: bytes, key: str = "") -> Blob:
+    def upload(self, blob: Blob, path: Path, key: str = "") -> Blob:
         """Write a file of the cache's folder to S3, unless its bytes are the object `key`, and then give it its name."""
         if not key:
             key = new_key(blob.digest)
             self._objects.write(key, path)
-        self._cache.take(path, key, chunks)
+        self._cache.take(path, key)
         self._give(blob, key)
         self._known[blob.name] = blob.digest
         return blob
@@ -93,14 +89,12 @@ class S3Blobs(CheckedBlobs):
                 raise Damaged(f"{blob.name} is missing", blob.name)
             self._give(kept, held[0])
         else:
+            self._local.check(blob)
             copy = self._cache.fill(0)
             copy.abort()
+            os.link(self._local.local(blob.name), copy.path)
             try:
-                os.link(self._local.local(blob.name), copy.path)
-            except FileNotFoundError:
-                raise Damaged(f"{blob.name} is missing", blob.name) from None
-            try:
-                self.upload(kept, copy.path, chunks_of(copy.path, blob), self.beside.pop(blob.name, ""))
+                self.upload(kept, copy.path, self.beside.pop(blob.name, ""))
             finally:
                 copy.path.unlink(missing_ok=True)
         return kept
@@ -112,31 +106,7 @@ class S3Blobs(CheckedBlobs):
             raise Damaged(f"{blob.name} is missing", blob.name)
 
     def open(self, blob: Blob) -> Readable:
-        if not _is_in_s3(blob.name):
-            return self._local.open(blob)
-        held = self._found(blob.name)
-        is_known = held is not None and self._cache.knows(held[0])
-        if held is None or not is_known or not self._known.get(blob.name) == held[1].digest == blob.digest:
-            super().open(blob).close()
-            held = self._found(blob.name)
-        if held is None:
-            raise Damaged(f"{blob.name} is missing: restore it from a backup", blob.name)
-        return ObjectSource(self.ranges, self._cache, held[0], blob)
-
-    @property
-    def shared(self) -> S3Access:
-        """Access for workers on other machines, which read and write objects by themselves."""
-        return self._objects.access
-
-    def adopt(self, blob: Blob, key: str, chunks: bytes) -> None:
-        """Give a name to an object whose bytes a worker has written, durably, and has hashed."""
-        self._give(blob, key)
-        self._cache.learn(key, chunks)
-        self._known[blob.name] = blob.digest
-
-    def drop_objects(self, keys: Sequence[str]) -> None:
-        """Remove objects that never had a name."""
-        self._drop(keys)
+        return super().open(blob) if _is_in_s3(blob.name) else self._local.open(blob)
 
     def check(self, blob: Blob) -> None:
         if not _is_in_s3(blob.name):
@@ -144,7 +114,6 @@ class S3Blobs(CheckedBlobs):
             return
         if (held := self._found(blob.name)) is not None:
             self._cache.drop([held[0]])  # the bytes in S3 count
-            self._known.pop(blob.name, None)
         super().check(blob)
 
     def get(self, name: str) -> bytes:
@@ -266,7 +235,7 @@ class S3Blobs(CheckedBlobs):
 
     def _drop(self, keys: Sequence[str]) -> None:
         """Remove objects that no name holds. Those that S3 does not remove now go at the next start."""
-        self._cache.forget(keys)
+        self._cache.drop(keys)
         try:
             self._objects.remove(keys)
         except LedgerBusy as error:
@@ -288,8 +257,7 @@ class _S3Target:
     def finish(self, digest: str, size: int) -> Blob:
         self._file.finish(digest, size)
         try:
-            blob = Blob(self.name, digest, size)
-            return self._blobs.upload(blob, self._file.path, chunks_of(self._file.path, blob))
+            return self._blobs.upload(Blob(self.name, digest, size), self._file.path)
         finally:
             self._file.path.unlink(missing_ok=True)
 

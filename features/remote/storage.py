@@ -23,15 +23,16 @@ from attune.features.remote import postgres, s3
 from attune.features.remote.lease import Lease
 from attune.features.remote.postgres import PostgresDatabase
 from attune.features.remote.s3 import IN_S3, OWNER, S3Blobs
-from attune.features.remote.s3_objects import ObjectCache, S3Access, S3Objects
+from attune.features.remote.s3_objects import ObjectCache, S3Objects
 from attune.fedserver.ports.blobs import STATE
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
 from attune.fedserver.stores import transfer
 from attune.fedserver.stores.audit import entries_in, head_of, next_line
+from attune.fedserver.stores.database import put_value, value_in
 from attune.fedserver.stores.disk import DATABASE_FILE, OF_THE_HOME
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, make_folders
 from attune.fedserver.stores.table_ledger import TableLedger
-from attune.fedserver.stores.tables import Tables, certificate_in, put_value, snapshot_in, value_in
+from attune.fedserver.stores.tables import Tables, certificate_in, snapshot_in
 
 if TYPE_CHECKING:
     from attune.features.remote.direct_s3 import DirectS3
@@ -140,7 +141,7 @@ class RemoteStorage:
 
     @cached_property
     def _objects(self) -> S3Objects:
-        return S3Objects(S3Access.of_process(self._blobs_url))
+        return S3Objects(self._blobs_url)
 
     @cached_property
     def _cache(self) -> ObjectCache:

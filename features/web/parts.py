@@ -19,7 +19,7 @@ RUN = (
     "metric", "constant", "no_better_than_constant", "buffer", "paused", "reason", "troubles", "fleet",
 )  # fmt: skip
 DEVICE = (
-    "name", "since", "progress", "samples", "variant", "note", "accuracy", "interval", "verdict", "probably",
+    "name", "since", "progress", "samples", "variant", "tag", "note", "accuracy", "interval", "verdict", "probably",
 )  # fmt: skip
 LISTED_ROUNDS = 60  # last rounds for which the page shows which devices took part
 SHOWN_SPANS = 60  # of each device

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attune.common.command_group import FILE, FOLDER, FORMAT, PATH
-from attune.common.durable import check_file, check_folder, replaced
+from attune.common.command_group import FILE, PATH
+from attune.common.durable import check_file, replaced
 from attune.common.errors import AttuneError, SettingError
 from attune.common.text import csv_cell, listed
-from attune.fedclient.cli.shared import ModelPlace, allow_model_option, data_option, home_option, model_place, server_option
+from attune.fedclient.cli.shared import ModelPlace, allow_model_option, data_option, model_place
 from attune.fedclient.table_options import mapping_options, read_options, table_options
 
 if TYPE_CHECKING:
+    from attune.fedclient.data.new_samples import NewSamples
+    from attune.fedclient.model.light_model import FinishedModel
     from attune.fedclient.model.model_info import ModelInfo
     from attune.fedclient.read_options import ReadOptions
 
@@ -91,8 +93,8 @@ def _evaluate_fleet(
     "--out",
     type=FILE,
     required=True,
-    help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B, "
-    "or log hazard. If images were given, their file is the last column.",
+    help="A CSV file: index, label; index, position, label of positions; index, A, B of targets or labels A and B; or log "
+    "hazard. Of images their file is the last column. Of pixels: an .npz with y.",
 )
 @click.option("--probabilities", is_flag=True, help="Add p(A), the probability of each class or label A.")
 @click.option(
@@ -118,17 +120,23 @@ def predict(
 
     from attune.fedclient.data import findings
     from attune.fedclient.data.new_samples import new_samples
-    from attune.fedclient.model.artifact import Model
+    from attune.fedclient.model.light_model import load_model
     from attune.fedclient.model.scores import half_widths
     from attune.fedclient.read_options import ReadOptions
 
     check_file(out)
     where = place.home_of(None)
-    loaded = Model.load(where.model, allow_models=allow_models)
+    loaded = load_model(where.model, allow_models)
     info, options, who = loaded.info, ReadOptions.of(**mapping), ", ".join(data)
+    arrays = info.model.labels_pixels or info.task == "custom"
+    if arrays != (out.suffix.lower() == ".npz"):
+        raise SettingError(f"--out {out}: what this model predicts is written to {'an .npz' if arrays else 'a CSV'} file")
     samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema, options, id_column)
     unseen = f"training here knew no value of {listed(loaded.unseen)}, so they change no prediction"
     findings.show({"": [*samples.notes, *([unseen] if loaded.unseen else [])]}, err=True)
+    if arrays:
+        write_arrays_of(out, loaded, samples, probabilities, who)
+        return
     labels = loaded.predict(samples.x, who)
     rows = PredictionLines(info, labels, samples.named_by, samples.names)
     if probabilities:
@@ -146,6 +154,22 @@ def predict(
         raise SettingError(f"cannot write {out}: {error.strerror}") from None
     what = "labelled sequences" if info.model.per_position else "labels" if info.task == "classes" else "rows"
     click.echo(f"{len(labels)} {what} in {out}")
+
+
+def write_arrays_of(out: Path, model: FinishedModel, samples: NewSamples, probabilities: bool, who: str) -> None:
+    """Write what is predicted as y of a shard, (N, ...), what tells samples apart as `names`, and `probabilities` if wanted."""
+    import numpy as np
+
+    from attune.fedclient.data.arrays import write_arrays
+
+    arrays = {"y": np.array(model.predict(samples.x, who))}
+    arrays |= {"names": np.array(samples.names)} if len(samples.names) else {}
+    arrays |= {"probabilities": model.probabilities(samples.x, who)} if probabilities else {}
+    try:
+        write_arrays(out, arrays)
+    except OSError as error:
+        raise SettingError(f"cannot write {out}: {error.strerror}") from None
+    click.echo(f"{len(samples.x)} {'label images' if model.info.model.labels_pixels else 'predictions'} in {out}")
 
 
 @dataclass
@@ -184,52 +208,6 @@ class PredictionLines:
                 numbers = label if isinstance(label, list) else [label]
                 ends = (end for number, half in zip(numbers, self.half_widths or ()) for end in (number - half, number + half))  # noqa: B905
                 yield index, *numbers, *(shares or ()), *ends, *name
-
-
-@click.command()
-@click.option("--data", type=PATH, required=True, metavar="SHARD", help="Its test part is used.")
-@click.option("--out", type=FOLDER, required=True, help="Folder to write to.")
-@click.option(
-    "--model", "models", type=PATH, multiple=True, metavar="DIR",
-    help="A finished model's folder, or a device's home (repeat to compare; default: this shard's).",
-)  # fmt: skip
-@click.option(
-    "--picture", "pictures", multiple=True, type=click.Choice(["rollout", "confusion", "classes", "labels", "predicted"]),
-    help="Only this picture (may be repeated; default: all that the model has).",
-)  # fmt: skip
-@click.option("--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout on.")
-@server_option()
-@home_option
-@table_options
-@FORMAT
-@allow_model_option
-def plot(
-    data: Path,
-    out: Path,
-    models: tuple[Path, ...],
-    pictures: tuple[str, ...],
-    images: int,
-    server: str | None,
-    home: Path | None,
-    allow_models: tuple[str, ...],
-    formats: tuple[Any, ...],
-    **given: Any,
-) -> None:
-    """Draw pictures of the models' answers on a shard's test part, offline."""
-    table = read_options(given)
-    if models and (server or home):
-        raise click.UsageError("--model names the models: leave --home and --server out")
-    check_folder(out)
-    device = None if models else ModelPlace(server, home).home_of(data)
-    folders, held = (models, ()) if device is None else ((device.model,), device.held_rows())
-    from attune.fedclient.data import findings
-    from attune.fedclient.model import plots
-
-    with findings.heard() as strange:
-        written = plots.plot(folders, data, out, images, pictures, allow_models, table, held, formats)
-    findings.show({"": strange}, err=True)
-    for line in written:
-        click.echo(line)
 
 
 @click.command()

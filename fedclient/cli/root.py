@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attune import seams
 from attune.common.command_group import FILE, ExtensibleGroup
 from attune.common.config import read_toml
 from attune.common.errors import SettingError, nearest
-from attune.fedclient.cli import device_commands, model_commands, table_commands
+from attune.common.plan import LIGHT
+from attune.fedclient.cli import device_commands, model_commands
 from attune.fedclient.cli.shared import (
     allow_model_option,
     data_option,
@@ -114,9 +116,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 COMMANDS = (
     device_commands.join, device_commands.doctor, device_commands.verify, device_commands.disclosed,
-    model_commands.evaluate, model_commands.predict, model_commands.plot, model_commands.export,
-    model_commands.verify_model,
-    table_commands.describe, table_commands.shard,
+    model_commands.evaluate, model_commands.predict, model_commands.export, model_commands.verify_model,
+    device_commands.describe, device_commands.shard,
 )  # fmt: skip
 
 
@@ -124,6 +125,17 @@ class DeviceCommands(ExtensibleGroup):
     """Commands of `fedclient`. An error becomes one line on stderr; for an unknown command the nearest one is suggested."""
 
     entry_point_group = "attune.fedclient.commands"
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(
+            {*super().list_commands(ctx), *(name for feature in seams.features() for name in feature.device_commands)}
+        )
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command: click.Command | None = seams.answer("device_commands", cmd_name) or super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in seams.DEVICE_COMMANDS:
+            raise seams.absent(seams.DEVICE_COMMANDS[cmd_name], f"fedclient {cmd_name}")
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         with reported():
@@ -212,7 +224,10 @@ class DeviceCommands(ExtensibleGroup):
 @click.option(
     "--only-model", multiple=True, metavar="NAME", help="Take part only with these models.  [default: all built-in ones]"
 )
-@click.option("--variant", default="main", show_default=True, metavar="NAME", help="Variant of the federation's model.")
+@click.option(
+    "--variant", default="main", show_default=True, metavar="NAME", help="Variant of the model; light: the closed form alone."
+)
+@click.option("--tag", default="", metavar="NAME", help="A tag of this device, to which the operator may limit rounds.")
 @click.option("--only-run", multiple=True, metavar="NAME", help="Take part only in these runs.  [default: all]")
 @click.option(
     "--site", type=FILE, metavar="TOML",
@@ -270,7 +285,7 @@ def _train(given: dict[str, Any]) -> None:
 
     hooks = Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
     same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label", "authority", "signer", "units",
-            "variant",
+            "variant", "tag",
             "proxy", "proxy_credentials")  # fmt: skip
     client = Client(
         data=Path(given["data"][0]),
@@ -319,7 +334,8 @@ def _train(given: dict[str, Any]) -> None:
     for which in (signal.SIGINT, signal.SIGTERM):
         signal.signal(which, leave)
     try:
-        if fleet is None and given["rest"] and "torch" not in sys.modules and sys.platform != "win32":
+        is_small = client.options.variant == LIGHT or "torch" in sys.modules  # or too late to be
+        if fleet is None and given["rest"] and not is_small and sys.platform != "win32":
             resting.run(client.options, screen, given["rest"])
         elif fleet is None:
             client.take_part(screen)

@@ -16,7 +16,7 @@ import click
 from attune.common import homes
 from attune.common.command_group import FILE, FOLDER, NAME
 from attune.common.durable import NO_SPACE
-from attune.common.errors import AttuneError, DiskFull, SettingError
+from attune.common.errors import AttuneError, DiskFull, SettingError, needing
 from attune.fedclient.address import CONNECT_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def reported() -> Iterator[None]:
     """Report an error in one line on stderr and end with its exit code, without a traceback."""
     try:
         yield
-    except AttuneError as error:
-        click.echo(f"fedclient: {error}", err=True)
-        sys.exit(error.exit_code)
+    except (AttuneError, ModuleNotFoundError) as error:
+        click.echo(f"fedclient: {needing(error)}", err=True)
+        sys.exit(needing(error).exit_code)
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # the reader of our output has closed the pipe; click ends quietly

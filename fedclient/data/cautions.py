@@ -235,7 +235,7 @@ def of_parts(train_y: Array, test_y: Array, meta: Meta) -> tuple[str, ...]:
     """Return what is strange about the labels of both parts, and their sizes."""
     known = meta.classes is not None and len(meta.classes) == train_y.shape[-1]
     names = meta.classes if meta.classes and known else list(range(train_y.shape[-1]))
-    notes = of_outcomes(train_y, test_y, meta.task, names, meta.classes is not None)
+    notes = [] if meta.task == "custom" else of_outcomes(train_y, test_y, meta.task, names, meta.classes is not None)
     if len(train_y) < BATCH:
         notes.append(f"{len(train_y)} training samples are fewer than a batch of {BATCH}: every epoch is a single step")
     if not len(test_y):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from attune.common.errors import NonFiniteFeatures, ShardError
-from attune.common.plan import Kind
+from attune.common.plan import POSITIONED, Kind
 from attune.fedclient.data.arrays import Array
 
 MAX_VOCABULARY = 1 << 20  # every token needs a row of an embedding; larger numbers are probably identifiers
@@ -66,6 +66,11 @@ def canonical(x: Array, kind: Kind, where: str) -> Array:
     if x.dtype.kind not in allowed:
         raise ShardError(f"{where} is of type {x.dtype}; {kind} need {'integers' if kind == 'tokens' else 'numbers'}")
     return x
+
+
+def positions_of(x: Array, kind: Kind) -> tuple[int, ...]:
+    """Return the axes of a sample whose positions can have labels: (T,) of tokens, (H, W) of images; empty: none can."""
+    return x.shape[1:3] if kind in POSITIONED else ()
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:

@@ -37,9 +37,9 @@ def is_rare(y: Array, labels: Sequence[Label]) -> bool | msgspec.UnsetType:
 
 
 def plain_labels(
-    y: Array, samples: int, where: str, positions: int = 0, words: Words = WORDS, known: Sequence[Label] = ()
+    y: Array, samples: int, where: str, positions: tuple[int, ...] = (), words: Words = WORDS, known: Sequence[Label] = ()
 ) -> Array:
-    """Return the labels as int64 or text, of shape (N,), or (N, T) if every position has a label.
+    """Return the labels as int64 or text, of shape (N,), or (N, T) or (N, H, W) if every position has a label.
 
     Booleans and floats without a fraction become integers. Text is in the Unicode form NFC, without surrounding space.
 
@@ -47,15 +47,16 @@ def plain_labels(
         y: The labels as read.
         samples: N, the number of samples that need a label.
         where: Name of the array in messages.
-        positions: T, if labels for positions are allowed; 0 if they are not.
+        positions: (T,) or (H, W), if labels for positions are allowed; empty if they are not.
         words: Words that mean a missing label.
         known: Declared classes. A word among them is a class.
 
     Raises:
-        ShardError: The shape is neither (N,) nor (N, T), labels are missing, or they are neither integers nor text.
+        ShardError: The shape is neither (N,) nor (N, *positions), labels are missing, or they are neither integers nor text.
     """
-    if y.ndim != 1 and not (positions and y.ndim == 2 and y.shape[1] == positions):
-        or_positions = f", or one for each position, so shape ({samples}, {positions})" if positions else ""
+    if y.ndim != 1 and not (positions and y.shape[1:] == positions):
+        every = "pixel" if len(positions) > 1 else "position"
+        or_positions = f", or one for each {every}, so shape {(samples, *positions)}" if positions else ""
         raise ShardError(f"{where} has shape {y.shape}; one label a sample is needed, so shape ({samples},){or_positions}")
     if len(y) != samples:
         raise ShardError(f"{where} holds {len(y)} labels for {samples} samples; there must be one label a sample")
@@ -137,7 +138,7 @@ def _first_few(labels: Iterable[Label]) -> str:
 
 
 def to_indices(y: Array, classes: Sequence[Label], where: str) -> npt.NDArray[np.int64]:
-    """Return labels, (N,) or (N, T), as indices of `classes`, in the same shape. The label 1 is the class "1" if there is no 1.
+    """Return labels, (N, ...), as indices of `classes`, in the same shape. The label 1 is the class "1" if there is no 1.
 
     Raises:
         UndeclaredLabels: A label is not in `classes`. The message names these labels, and calls the array `where`.
@@ -214,6 +215,17 @@ def target_numbers(
             f"sample {at[0] + 1}; {remedy}"
         )
     return numbers
+
+
+def any_numbers(y: Array, samples: int, where: str) -> npt.NDArray[np.float64]:
+    """Return the y of a task of one's own, (N, ...) float64. Errors are those of `target_numbers`."""
+    if not y.ndim or y.dtype.kind not in "biuf":
+        raise ShardError(f"{where} has shape {y.shape} and type {y.dtype}; the task custom needs {TASKS['custom'].needs}")
+    if len(y) != samples:
+        raise ShardError(f"{where} holds {len(y)} rows for {samples} samples; there must be one for each")
+    if wrong := int((~np.isfinite(y)).sum()):
+        raise ShardError(f"{where} holds {wrong} values that are not finite; fill them in or leave those samples out")
+    return y.astype(np.float64)
 
 
 def _check_survival(numbers: npt.NDArray[np.float64], where: str, names: Sequence[Label]) -> None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
 from attune.common.methods.registry import configured_on_device
@@ -24,8 +23,13 @@ from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.site_sums import group_weights
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table_encoder import Rescaling, TableEncoder, given_scaling, to_ranges, unscaled
+from attune.fedclient.light_blobs import as_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,12 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A shard's tensors as the model takes them. The samples for validation are not trained on.
+    """A shard's tensors as the model takes them; arrays without torch. The samples for validation are not trained on.
 
     Attributes:
         train_x: Images (N, C, H, W), series (N, T, C) or tabular (N, F) in float32, or tokens (N, T) in int64.
-        train_y: Indices in the plan's classes, int64: (N,), or (N, T) if every position has a label. In other tasks (N, K)
-            float32.
+        train_y: Indices in the plan's classes, int64: (N,), or (N, T) or (N, H, W) if every position has a label. In other
+            tasks (N, K) float32.
         test_x: Same as `train_x`.
         test_y: Same as `train_y`.
         validation_x: Same as `train_x`, with V samples.
@@ -116,9 +120,9 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     fitted, dialled = _held_out_for_dial(shard, plan, layers, fitted)
     standardiser = _standardiser(shard, plan, fitted)
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
-    y = [torch.from_numpy(part) for part in (y_train, y_test)]
+    y = [as_tensor(part) for part in (y_train, y_test)]
     groups = None if shard.test_groups is None else np.unique(shard.test_groups, return_inverse=True)[1]
-    numbers = None if shard.groups is None else torch.from_numpy(np.unique(shard.groups[fitted], return_inverse=True)[1])
+    numbers = None if shard.groups is None else as_tensor(np.unique(shard.groups[fitted], return_inverse=True)[1])
     held_groups = None if shard.groups is None else np.unique(shard.groups[held], return_inverse=True)[1]
     dial = None if dialled is None else HeldOut(x[0][dialled], y[0][dialled], _weights(shard, dialled))
     places = np.concatenate([fitted, held, *([] if dialled is None else [dialled])])
@@ -182,13 +186,8 @@ def _held_out_for_dial(
 
 
 def _weights(shard: Shard, held: npt.NDArray[np.intp]) -> Tensor | None:
-    return None if shard.groups is None else torch.from_numpy(_group_weights(shard.groups[held]))
-
-
-def _group_weights(groups: Array) -> npt.NDArray[np.float64]:
-    """Return weights of samples, (V,), such that every group counts as one sample."""
-    _, place_V, size_G = np.unique(groups, return_inverse=True, return_counts=True)
-    return np.asarray(1.0 / size_G[place_V])
+    """Return weights of samples, (V,), such that every group counts as one sample; None without groups."""
+    return None if shard.groups is None else as_tensor(group_weights(shard.groups[held]))
 
 
 def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | None:
@@ -314,7 +313,7 @@ def check_labelled_alike(shard: Shard, spec: ModelSpec, task: TaskName, classes:
         has, needs = ("every position", "every sample") if shard.per_position else ("every sample", "every position")
         raise ShapeMismatch(
             f"shard {shard.name} has a label for {has}, but the model gives one for {needs}; for every sample y has "
-            "shape (N,), for every position the shape of x, (N, T)"
+            "shape (N,), for every position the shape of x, (N, T), of images without channels, (N, H, W)"
         )
 
 
@@ -357,7 +356,7 @@ def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | Non
     values = _float32(standardiser.apply(numbers) if standardiser else numbers, spec.kind, where)
     if spec.kind == "images":
         values = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
-    return torch.from_numpy(values)
+    return as_tensor(values)
 
 
 def _check_finite(x: Array, kind: Kind, where: str) -> None:
@@ -376,7 +375,7 @@ def _tokens(x: Array, spec: ModelSpec, who: str) -> Tensor:
             f"the largest is {int(x.max())}; declare `vocabulary` in meta.json of every device before the first round"
         )
     kinds.check_tokens(x, spec.vocabulary, f"x of {who}")
-    return torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64))
+    return as_tensor(np.ascontiguousarray(x, dtype=np.int64))
 
 
 def as_fractions(x: Array) -> Array:

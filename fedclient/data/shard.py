@@ -36,7 +36,7 @@ class Shard:
 
     Attributes:
         train_x: Images (N, H, W, C), tokens (N, T), series (N, T, C) or tabular (N, F).
-        train_y: (N,) int64 or text; (N, T) for tokens with a label at every position; (N, K) float64 in other tasks.
+        train_y: (N,) int64 or text; (N, T) or (N, H, W) with a label at every position; (N, K) float64 in other tasks.
         test_x, test_y: Same as `train_x` and `train_y`.
         declared_classes: All classes of the federation, if declared; in other tasks the names of the K columns of y.
         vocabulary: Number of tokens; 0 for other kinds.
@@ -78,8 +78,8 @@ class Shard:
 
     @property
     def per_position(self) -> bool:
-        """True if every position of a sequence has a label, not only every sample."""
-        return self.task == "classes" and self.train_y.ndim == 2
+        """True if every position of a sequence or every pixel of an image has a label, not only every sample."""
+        return self.task == "classes" and self.train_y.ndim > 1
 
     @property
     def test_places(self) -> npt.NDArray[np.intp] | None:
@@ -88,7 +88,9 @@ class Shard:
 
     @property
     def labels(self) -> list[Label]:
-        """Declared or distinct classes; in other tasks the names of the columns of y."""
+        """Declared or distinct classes; in other tasks the names of the columns of y, or of the outputs."""
+        if self.task == "custom":
+            return self.declared_classes or list(range(self.train_y.shape[1] if self.train_y.ndim == 2 else 1))
         if self.task != "classes":
             return labels.target_names(self.declared_classes, self.train_y.shape[1], str(self.path), self.task)
         return self.declared_classes or labels.distinct(self.train_y, self.test_y)
@@ -115,7 +117,8 @@ class Shard:
     def described(self) -> str:
         """Kind, shape, labels and number of samples, for people, on one line."""
         profile = self.profile()
-        labels_ = "a label at every position" if self.per_position else f"{len(profile.labels)} {TASKS[self.task].outputs}"
+        at = "pixel" if self.kind == "images" else "position"
+        labels_ = f"a label at every {at}" if self.per_position else f"{len(profile.labels)} {TASKS[self.task].outputs}"
         what = f"{self.kind} of shape {' x '.join(map(str, profile.shape))}, {labels_}"
         return f"{what}, {profile.samples} samples to train and {profile.test_samples} to test"
 
@@ -312,7 +315,9 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, meta: Meta, gap
     where_y = f"y of the {part} part of {path}"
     if meta.task == "classes":
         words = WORDS if meta.missing_words is None else words_of(meta.missing_words)
-        y = labels.plain_labels(y, len(x), where_y, x.shape[1] if kind == "tokens" else 0, words, meta.classes or ())
+        y = labels.plain_labels(y, len(x), where_y, kinds.positions_of(x, kind), words, meta.classes or ())
+    elif meta.task == "custom":
+        y = labels.any_numbers(y, len(x), where_y)
     else:
         missing = numbers_in(words_of(meta.missing_words or ()))
         y = labels.target_numbers(y, len(x), where_y, meta.task, missing, meta.classes)
@@ -368,9 +373,9 @@ def _check_alike(path: Path, train_x: Array, test_x: Array, train_y: Array, test
             f"y of {path} has shape {train_y.shape} for training and {test_y.shape} for testing; give every position a label "
             "in both, or one label a sample in both"
         )
-    if train_y.ndim == 2 and train_y.shape[1] != test_y.shape[1]:
-        columns = f"{train_y.shape[1]} columns for training and {test_y.shape[1]} for testing"
-        raise ShardError(f"y of {path} has {columns}; they must agree")
+    if train_y.shape[1:] != test_y.shape[1:]:
+        shapes = f"{train_y.shape[1:]} for training and {test_y.shape[1:]} for testing"
+        raise ShardError(f"a sample's y of {path} has shape {shapes}; they must agree")
     if len(test_y) and train_y.dtype.kind != test_y.dtype.kind:
         raise ShardError(
             f"y of {path} is {train_y.dtype} for training and {test_y.dtype} for testing; save both as the same type"
@@ -385,7 +390,7 @@ def _check_labels(shard: Shard) -> None:
         ShardError: The number of names is not the number of columns of y, or test samples have -1 instead of a class.
     """
     if shard.task != "classes":
-        labels.target_names(shard.declared_classes, shard.train_y.shape[1], str(shard.path), shard.task)
+        _ = shard.labels
         return
     if shard.declared_classes is None:
         labels.check_test_labels(shard.train_y, shard.test_y, str(shard.path))

@@ -17,10 +17,9 @@ from attune.common.classes import normal
 from attune.common.errors import SettingError, ShardError, nearest
 from attune.fedclient.data import cells as cell_rules
 from attune.fedclient.data.arrays import Array, plain_suffix
+from attune.fedclient.data.binary_tables import read_excel, read_parquet
 from attune.fedclient.data.cells import REMEDY, WORDS, Words, is_missing
 from attune.fedclient.data.csv_file import TableContent, read_csv
-from attune.fedclient.data.excel_file import read_excel
-from attune.fedclient.data.parquet_file import read_parquet
 from attune.fedclient.data.sql_query import read_sql
 
 CSV_SUFFIXES = (".csv", ".tsv")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from copy import deepcopy
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
-import torch
+import numpy as np
 from msgspec.structs import replace
-from torch import Tensor
 
 from attune.common.errors import (
     AttuneError,
@@ -31,15 +31,21 @@ from attune.common.errors import (
 from attune.common.exchange.messages import BlobRef, Update, UploadTarget
 from attune.common.faults import fail_at
 from attune.common.metrics import metrics_of
-from attune.common.protocol import ENCODINGS
+from attune.common.protocol import ENCODINGS, HAS_TORCH
 from attune.common.wire.blobs import Readable, all_bytes, paced_frames
 from attune.common.wire.digest import Digest, check_digest
-from attune.common.wire.header import Layout, Limits, Manifest, layout_in, layout_of
+from attune.common.wire.header import Layout, Limits, Manifest, check_manifest, layout_in, layout_of
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
-from attune.common.wire.tensors import Tensors, check_manifest, views
 from attune.fedclient.address import backoff_s
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.messages import OrderResult, Part, SendRefused, Sent, SmallerFormUnusable
+
+if TYPE_CHECKING or HAS_TORCH:
+    from attune.common.wire.tensors import Tensors, room, views
+else:
+    from attune.fedclient.light_blobs import room, views
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ReceiveBuffer:
@@ -59,8 +65,8 @@ class ReceiveBuffer:
         self.size, self.digest, self.offset = size, digest, 0
         self._limits, self._who = Limits(max_blob_bytes=max_bytes), who
         self._hash = Digest()
-        self._buffer_B = torch.empty(size, dtype=torch.uint8)
-        self._bytes = self._buffer_B.numpy().data
+        self._buffer_B = room(size)
+        self._bytes = np.asarray(self._buffer_B).data
 
     def write(self, frame: bytes | memoryview) -> None:
         """Append the next bytes.
@@ -171,7 +177,7 @@ async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[
 
     if ref.data:
         buffer_B, layout = _inline(ref, limit_bytes, who, None if ref.encoding else tuple(expected.items()))
-        return views(buffer_B.clone(), layout, who)  # not copies of single tensors: products depend on their places in memory
+        return views(deepcopy(buffer_B), layout, who)  # not copies of single tensors: products depend on their places in memory
     for attempt in range(1, ATTEMPTS + 1):
         buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, who)
 

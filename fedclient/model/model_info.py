@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import shutil
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from attune.common.config import TrainSettings
+from attune.common.durable import PUBLIC, committed_folder, read_small, write_file
+from attune.common.errors import NoModel
 from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import NETWORKS, Choice
 from attune.common.plan import Label, ModelSpec, Plan, Scale
 from attune.common.privacy.accountant import MEANING, mode_of, visible_of
+from attune.common.protocol import HAS_TORCH
 from attune.common.schema import Schema
 from attune.common.task import TaskName
+from attune.common.text import from_json, newer_format
 from attune.fedclient.data.table import may_be_table
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.read_options import PLAIN, ReadOptions
+from attune.fedclient.work.executor import AnyLearner
+from attune.fedclient.work.orders import FEATURES, ROWS, Tensors
+
+if TYPE_CHECKING or HAS_TORCH:
+    from attune.common.wire.files import write_tensors
+else:
+    from attune.fedclient.light_blobs import write_tensors
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PrivacyGuarantee(msgspec.Struct, frozen=True):
@@ -81,6 +95,8 @@ def _own_has_noise(plan: Plan) -> bool:
     return not (stays or configured.predictor.reads_samples or configured.dial)
 
 
+HOLD_SAMPLES = frozenset({ROWS, FEATURES})
+MOST_BYTES = 64 << 20  # of model.json: classes and columns may be many
 FORMAT = 2  # of a model with fitted ones; earlier versions read format 1, which has none
 
 
@@ -155,3 +171,96 @@ class ModelInfo(msgspec.Struct, frozen=True):
         if self.weights:
             return f"{self.method}, blend"
         return self.method if self.kept == self.own_choice else f"{self.method}, {self.kept} model"
+
+
+def read_info(folder: Path) -> ModelInfo:
+    """Read the description of a finished model.
+
+    Raises:
+        NoModel: There is none, it is damaged, or a newer version wrote it.
+    """
+    try:
+        text = read_small(folder / "model.json", MOST_BYTES)
+        if newer := newer_format(text, folder / "model.json", "fedclient", FORMAT):
+            raise NoModel(newer)
+        return from_json(text, ModelInfo)
+    except (OSError, msgspec.DecodeError) as error:
+        raise NoModel(f"there is no finished model in {folder} ({error})") from None
+
+
+def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[str, Tensors]]:
+    """Return what the device predicts with now, in the form that `save` takes.
+
+    Raises:
+        NoModel: There was no order yet.
+    """
+    plan, result, tensors = learner.plan, learner.newest, learner.finished()
+    assert result is not None  # noqa: S101 (there is a finished model)
+    standardiser = learner.standardiser
+    info = ModelInfo(
+        name=learner.name,
+        federation=plan.federation,
+        method=plan.method,
+        method_options=plan.method_options,
+        model=plan.model,
+        classes=plan.classes,
+        train=plan.train,
+        standardiser=standardiser.to_dict() if standardiser else None,
+        column_names=plan.column_names,
+        kept=result.choice,
+        own_choice=result.own_choice,
+        weights=dict(result.weights),
+        sharpness=dict(result.sharpness),
+        accuracy=result.accuracy,
+        threshold=msgspec.UNSET if result.threshold is None else result.threshold,
+        accuracies={name: value for name, value in result.accuracies.items() if value is not None},
+        samples=result.samples,
+        test_samples=result.test_samples or 0,
+        round=result.round,
+        task=plan.task,
+        targets=learner.targets,
+        seed=plan.seed,
+        plugins=plan.plugins or msgspec.UNSET,
+        schema=plan.schema or msgspec.UNSET,
+        privacy=guarantee_of(plan, result, tensors),
+        contains_samples=sorted(name for name, of in tensors.items() if HOLD_SAMPLES & of.keys()),
+        format=1 if all(name in NETWORKS for name in tensors) else FORMAT,
+    )
+    return info, tensors
+
+
+def save(
+    folder: Path,
+    info: ModelInfo,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    finish: Callable[[Path], object] = lambda fresh: None,
+) -> Path:
+    """Write all files beside `folder`, then replace it, and return it. `finish` gets the fresh folder before it counts.
+
+    Raises:
+        DiskFull: The disk has no room.
+    """
+    old = folder.with_name(f"{folder.name}.old")
+    with committed_folder(folder) as fresh:
+        files = {}
+        for name, values in tensors.items():
+            blob = write_tensors(fresh / file_of(name, info), values)
+            files[blob.name] = blob.digest
+        info = msgspec.structs.replace(info, files=files)
+        write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC, durable=False)
+        finish(fresh)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def file_of(name: str, info: ModelInfo) -> str:
+    """Return the name of the file of one of its models."""
+    return f"{'model' if name == info.main else name}.safetensors"
+
+
+def weights_of(info: ModelInfo) -> dict[str, float]:
+    """Return the weight of each of its models."""
+    return info.weights or {info.kept: 1.0}

@@ -21,7 +21,8 @@ from attune.common.models.body import body_of
 from attune.common.schema import Schema
 from attune.fedclient.data.prepare import as_fractions
 from attune.fedclient.data.standardiser import missing_numbers
-from attune.fedclient.model.artifact import Model, in_unit
+from attune.fedclient.model.artifact import Model
+from attune.fedclient.model.light_model import in_unit
 from attune.fedclient.work.blend import Member, blended_shares
 
 FORMATS = (".onnx", ".pt2")

@@ -8,21 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from attune.common.errors import SettingError, ShardError
+from attune.common.errors import NEEDS_TORCH, SettingError, ShardError
 from attune.common.statistics import LEVEL, wilson
-from attune.common.task import TASKS
+from attune.common.task import SCORED
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.home import DeviceHome
-from attune.fedclient.model.artifact import Model, in_unit
+from attune.fedclient.model.light_model import FinishedModel, in_unit, load_model
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.work.auroc import Events, aurocs, has_cases, rarer
 from attune.fedclient.work.comparison import Floats, Places
+from attune.fedclient.work.measures import mean_score
+from attune.fedclient.work.task_measures import overlap
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,11 @@ def score_on_test_part(
     home: DeviceHome, shard: Path, table: ReadOptions = PLAIN, allow_models: Collection[str] = ()
 ) -> TestPartScore:
     """Evaluate the model in `home` on the test part of `shard`. Raises NoModel, and the errors of load_shard and evaluate."""
-    model = Model.load(home.model, allow_models=allow_models)
+    model = load_model(home.model, allow_models)
     info = model.info
     loaded = load_shard(shard, options=info.options_for(shard, table), held=home.held_rows())
-    (accuracy, samples), more, metric = model.evaluate(loaded), scores_on(model, loaded), TASKS[info.task].metric
+    metric = SCORED["dice" if info.model.labels_pixels else info.task].metric
+    (accuracy, samples), more = model.evaluate(loaded), scores_on(model, loaded)
     return TestPartScore(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, metric, more)
 
 
@@ -65,7 +70,9 @@ def mean_scores(scores: Sequence[TestPartScore]) -> dict[str, float]:
     }
 
 
-def half_widths(model: Model, path: Path, table: ReadOptions = PLAIN, held: Collection[str] = ()) -> npt.NDArray[np.float64]:
+def half_widths(
+    model: FinishedModel, path: Path, table: ReadOptions = PLAIN, held: Collection[str] = ()
+) -> npt.NDArray[np.float64]:
     """Return how far the interval of a prediction reaches to both sides, for each of K numbers, (K,), in the unit of y.
 
     A new sample like those of the test part lies in its interval with a probability of LEVEL, whatever the model: split
@@ -97,14 +104,19 @@ def half_widths(model: Model, path: Path, table: ReadOptions = PLAIN, held: Coll
 SMALLEST = 1e-12  # probability of which a logarithm is taken
 
 
-def scores_on(model: Model, shard: Shard) -> dict[str, float] | str:
+def scores_on(model: FinishedModel, shard: Shard) -> dict[str, float] | str:
     """Return the scores by name; or in words why there are none. Errors: `Model.right`."""
+    if find_spec("sklearn") is None:
+        return f"other scores need scikit-learn: {NEEDS_TORCH}"
     (features, y), info, groups = model.test_part(shard), model.info, shard.test_places
     if info.task == "regression":
         return of_numbers(in_unit(y, info.targets), in_unit(model.answers_of(features), info.targets))
     if info.task == "survival" and len(np.unique(y[:, 0])) > 2:  # times
         hazards = (model.answers_of(model.prepared(x))[:, 0].astype(float) for x in (shard.train_x, shard.test_x))
         return {"integrated Brier score": integrated_brier(np.asarray(shard.train_y, float), y.astype(float), *hazards)}
+    if info.model.labels_pixels:
+        areas, true = (torch.from_numpy(labels) for labels in (model.answers_of(features), y))
+        return {"IoU": mean_score(overlap(areas, true, over_union=True)), "pixel accuracy": mean_score(areas.eq(true))}
     if info.task != "classes" or info.model.per_position:
         return {}
     if not has_cases(y, len(info.classes), groups):

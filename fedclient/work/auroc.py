@@ -10,7 +10,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.metrics import RivalMetrics
+from attune.common.metrics import FALSE_RATES, RivalMetrics
 from attune.common.statistics import Z, student, student_p
 from attune.fedclient.work.comparison import Floats, Places, by_group, sign_flip
 
@@ -89,6 +89,16 @@ def gain(kept_N: Floats, rival_N: Floats, event_N: Events, groups: Places | None
     if cases < FEWEST_FOR_DELONG:
         return over, error, _swapping(kept_N, rival_N, event_N, groups)
     return over, error, student_p(over / error * student(cases - 1) / Z, cases - 1) if error else 1.0
+
+
+def sensitivities(score_N: Floats, event_N: Events) -> tuple[float, ...]:
+    """Return the share of events that are called where the share of others that are called is each of FALSE_RATES.
+
+    Equal scores are called together; between two thresholds the ROC curve is a line.
+    """
+    threshold_T = np.unique(score_N)[::-1]
+    false_T, true_T = (1 - np.searchsorted(np.sort(score_N[of_N]), threshold_T) / of_N.sum() for of_N in (~event_N, event_N))
+    return tuple(np.interp(FALSE_RATES, [0.0, *false_T], [0.0, *true_T]).round(4).tolist())
 
 
 def threshold_of(share_N: Floats, event_N: Events) -> float:

@@ -26,10 +26,11 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.executor import Jobs
-from attune.fedclient.work.measures import MEASURES, Measure
+from attune.fedclient.work.measures import Measure
 from attune.fedclient.work.objectives.base import Network, OnProgress, Tensors, Trained
 from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
+from attune.fedclient.work.task_measures import measure_of
 from attune.fedclient.work.trainer import Seeds, Trainer
 
 
@@ -114,7 +115,7 @@ class Baselines:
             family=(family_of(plan), "baseline"),
             hooks=hooks,
             classes=plan.classes,
-            measure=MEASURES[plan.scored],
+            measure=measure_of(plan),
             name=name,
         )
         self.local: Tensors | None = None

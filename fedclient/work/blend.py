@@ -88,8 +88,8 @@ def leave_one_out(
     prior: Mapping[str, float] = NOTHING,
     weight: Tensor | None = None,
     groups: npt.NDArray[np.intp] | None = None,
-) -> float:
-    """Return the log-likelihood (nats) of V samples under the mixture, each with the weights that are found without it.
+) -> npt.NDArray[np.float64]:
+    """Return the log-likelihood (nats) of each sample under the mixture with the weights that are found without it, (V,).
 
     The weights of `weights_of` suit the samples by which they were found, so they say too much about them.
 
@@ -116,7 +116,7 @@ def leave_one_out(
         for left, w_K in zip(left_G, w_GK, strict=True):
             scored = group_V == left
             each_V[scored] = np.log(np.tensordot(w_K, p_KVT[:, scored], axes=1)).mean(axis=1)
-    return float(each_V @ value_V)
+    return each_V
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,7 @@ class Weighing:
 
 
 def unweighed(
-    candidates: Mapping[str, tuple[Trainer, Tensors]],
-    own_choice: str,
-    x: Tensor,
-    y: Tensor,
-    prior: Mapping[str, float],
+    candidates: Mapping[str, tuple[Trainer, Tensors]], own_choice: str, x: Tensor, y: Tensor, prior: Mapping[str, float]
 ) -> Jobs[dict[str, Member]]:
     """Return the blend of a device that holds no samples out to weigh the models by.
 

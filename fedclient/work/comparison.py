@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,11 +17,9 @@ from attune.common.metrics import RivalMetrics
 from attune.common.statistics import Pair, pairs_of
 from attune.fedclient.messages import OrderResult
 
-if TYPE_CHECKING:
-    import torch
-
 Places = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
+LOWEST = -1.0  # of a mean score that is reported: one device that diverged must not hide all others in a mean
 
 
 def comparisons_of(result: OrderResult) -> list[Pair]:
@@ -30,7 +28,7 @@ def comparisons_of(result: OrderResult) -> list[Pair]:
 
 
 def compared(
-    right: torch.Tensor, rival_right: torch.Tensor, names: RivalMetrics, groups: Places | None = None
+    scored: npt.ArrayLike, rival_scored: npt.ArrayLike, names: RivalMetrics, groups: Places | None = None
 ) -> dict[str, float]:
     """Return what is reported of a model against a rival: numbers of Metrics, as common.statistics reads them.
 
@@ -38,14 +36,15 @@ def compared(
     The gain is the difference of the mean scores as they are reported, so it is 2 at most, also over a model that diverged.
 
     Args:
-        right: Which labels the model predicts, (N,) or (N, T) bool, or scores (N,).
-        rival_right: The same for the rival.
+        scored: Which labels the model predicts, (N,) or (N, T) bool, or scores (N,); an array, or a tensor on the CPU.
+        rival_scored: The same for the rival.
         names: The names of the reported numbers: of RIVALS or KEPT_RIVALS.
         groups: The group of each sample as a number from 0 on, (N,).
     """
+    right, rival_right = np.asarray(scored), np.asarray(rival_scored)
     gain_N = _differences(right, rival_right)
     counts: dict[str, float] = {names.better: int((gain_N > 0).sum()), names.worse: int((gain_N < 0).sum())}
-    if not right.is_floating_point() and right.ndim == 1 and groups is None:
+    if right.dtype.kind != "f" and right.ndim == 1 and groups is None:
         return counts
     p = sign_flip(by_group(gain_N, groups))
     gain_N = _differences(_within_lowest(right), _within_lowest(rival_right))
@@ -55,8 +54,8 @@ def compared(
     return counts | known | {names.gain: gain, names.error: _error(gain_G, sizes, gain), names.p: p}
 
 
-def _differences(right: torch.Tensor, rival_right: torch.Tensor) -> Floats:
-    return (right.double() - rival_right.double()).reshape(len(right), -1).mean(dim=1).numpy()
+def _differences(right: npt.NDArray[Any], rival_right: npt.NDArray[Any]) -> Floats:
+    return np.asarray((right.astype(np.float64) - rival_right.astype(np.float64)).reshape(len(right), -1).mean(axis=1))
 
 
 def by_group(gain_N: Floats, groups: Places | None) -> Floats:
@@ -64,15 +63,13 @@ def by_group(gain_N: Floats, groups: Places | None) -> Floats:
     return gain_N if groups is None else np.bincount(groups, gain_N).astype(float)
 
 
-def _within_lowest(right: torch.Tensor) -> torch.Tensor:
+def _within_lowest(right: npt.NDArray[Any]) -> Floats:
     """Return scores with a mean of LOWEST at least.
 
     All distances from the best score, 1, shrink alike. One device with a model that diverged would otherwise hide all others in
     a mean of gains over devices.
     """
-    from attune.fedclient.work.measures import LOWEST
-
-    scores = right.double()
+    scores = right.astype(np.float64)
     mean = float(scores.mean())
     return scores if mean >= LOWEST else 1 - (1 - scores) * ((1 - LOWEST) / (1 - mean))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import itemgetter
+from typing import Any
 
 import msgspec
 import torch
@@ -19,16 +20,17 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import Hooks
 from attune.fedclient.work import baselines, comparison
-from attune.fedclient.work.auroc import aurocs, compared_areas, has_cases, rarer, threshold_of
+from attune.fedclient.work.auroc import aurocs, compared_areas, has_cases, rarer, sensitivities, threshold_of
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out, sharing
 from attune.fedclient.work.comparison import Floats
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.executor import Jobs
-from attune.fedclient.work.measures import MEASURES, Ranked, mean_score
+from attune.fedclient.work.measures import Ranked, mean_score
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
 from attune.fedclient.work.portfolio.federated import FederatedRidge
 from attune.fedclient.work.portfolio.portfolio import Portfolio, held_of, samples_of
+from attune.fedclient.work.task_measures import measure_of
 from attune.fedclient.work.trainer import Seeds, Trainer
 from attune.fedclient.work.weighing import Weighed, weighed
 
@@ -69,7 +71,7 @@ class Evaluation:
     ) -> None:  # fmt: skip
         self._portfolio, self._plan = portfolio, plan
         self._data, self._trainer, self._rivals, self.own_choice, self._dial = data, trainer, rivals, own_choice, dial
-        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.scored]
+        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, measure_of(plan)
         self._by_sample = hooks.evaluate is not None or not self._measure.one_score
         self._scores = len(data.test_x) > 0 if hooks.evaluate is not None else self._measure.can_score(data.test_y)
         if self.is_ranked:
@@ -88,12 +90,7 @@ class Evaluation:
         return (yield from self._trainer.accuracy(prepared, data.test_x, data.test_y))
 
     def compared(
-        self,
-        result: OrderResult,
-        held: DeviceModels,
-        order: Order,
-        seeds: Seeds,
-        cancelled: Callable[[], bool],
+        self, result: OrderResult, held: DeviceModels, order: Order, seeds: Seeds, cancelled: Callable[[], bool]
     ) -> Jobs[tuple[OrderResult, dict[str, Tensors]]]:
         """Return (the result with the accuracy of every model, the tensors of the blend's models beside the own one).
 
@@ -138,11 +135,12 @@ class Evaluation:
         members = blend.members
         said = {name: blend.likelihood[name] for name in CHOICES if name in blend.likelihood}
         said = said if not is_flattered and len(said) > 1 else {}
-        likelihood_kept = gained = None
+        likelihood_kept, gained, error = None, None, None
         if order.round in self._scored_rounds:
             likelihood_kept = yield from self._scored(blend, candidates, order)
-            gained = portfolio.gained if portfolio is not None else None
+            gained, error = portfolio.gained if portfolio is not None else (None, None)
         blended = (yield from self._blended(list(members.values()))) if members and right else None
+        against: list[dict[str, Any]]
         against = [comparison.compared(right[self.own_choice], right[name], RIVALS[name], data.test_groups) for name in others]
         if right:
             kept = right[self.own_choice] if blended is None else blended
@@ -164,6 +162,7 @@ class Evaluation:
             fitted=dict(blend.fitted),
             likelihood_kept=likelihood_kept,
             likelihood_closed_form=gained,
+            likelihood_closed_form_error=error,
             **{LIKELIHOODS[name]: value for name, value in said.items()},
             **{name: value for numbers in against for name, value in numbers.items()},
         )
@@ -197,7 +196,8 @@ class Evaluation:
             trainer, tensors = candidates[self.own_choice]
             fit = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
             probability = {self.own_choice: fit.probability.nan_to_num(0.0)}
-        return leave_one_out(probability, order.prior, data.validation_weight, data.validation_groups)
+        each_V = leave_one_out(probability, order.prior, data.validation_weight, data.validation_groups)
+        return float(each_V.sum() if data.validation_weight is None else each_V @ data.validation_weight.numpy())
 
     @property
     def federated(self) -> FederatedRidge:
@@ -250,6 +250,11 @@ class Evaluation:
         return (yield from dialled(self._dial, known, probability, len(x), weight))
 
     @property
+    def scores_by_plan(self) -> bool:
+        """True if models are not scored by a function of the device's owner."""
+        return self._score is None
+
+    @property
     def is_ranked(self) -> bool:
         """True if models are scored by AUROC (`train.score`)."""
         return isinstance(self._measure, Ranked) and self._score is None
@@ -270,7 +275,7 @@ class Evaluation:
             return None
         return threshold_of((yield from sharing(members, self._data.validation_x)).double().numpy()[:, 1], event_N)
 
-    def _aurocs(self, members: Sequence[Member], judged: baselines.Candidates) -> Jobs[dict[str, float]]:
+    def _aurocs(self, members: Sequence[Member], judged: baselines.Candidates) -> Jobs[dict[str, Any]]:
         """Return the AUROCs of what is kept and of ordinary models alone, with their comparison; empty where there are none.
 
         Where devices are scored by AUROC, the kept and the own model are compared with each rival.
@@ -285,7 +290,10 @@ class Evaluation:
                 share_of[name] = (yield from sharing(some, data.test_x)).double().nan_to_num(0.0).numpy()
         own_NC = share_of[self.own_choice]
         kept_NC = share_of.get("kept", own_NC)
-        numbers = aurocs(kept_NC, share_of.get("alone"), y_N, data.test_groups)
+        numbers: dict[str, Any] = dict(aurocs(kept_NC, share_of.get("alone"), y_N, data.test_groups))
+        if self._ranks_two and not self._plan.one_sum:
+            of_two = {"kept": kept_NC} | ({"alone": share_of["alone"]} if "alone" in share_of else {})
+            numbers["roc"] = {name: sensitivities(share_NC[:, 1], y_N == 1) for name, share_NC in of_two.items()}
         if self.is_ranked:
             for name, (mine_NC, rivals) in product(others, ((own_NC, RIVALS), (kept_NC, KEPT_RIVALS))):
                 numbers |= compared_areas(mine_NC[:, 1], share_of[name][:, 1], y_N == 1, rivals[name], data.test_groups)

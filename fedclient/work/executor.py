@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
+from attune.common.errors import AttuneError
 from attune.common.plan import Plan, Scale
 
 if TYPE_CHECKING:
@@ -39,6 +40,15 @@ class Job(Protocol):
 
 
 Jobs = Generator[Job, Any, T]  # that return a T
+
+
+class Cancelled(AttuneError):
+    """Another order replaced this one within the device.
+
+    What to do: No action is needed.
+    """
+
+    kind = "cancelled"
 
 
 class FailedWork(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import manifest_of
+from attune.fedclient.data.holdout import fold_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
 from attune.fedclient.gate import Gate
@@ -40,16 +41,14 @@ from attune.fedclient.work.device_state import DeviceState
 from attune.fedclient.work.dial import dial_of
 from attune.fedclient.work.embedding import FROM_SEED, PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.evaluation import DeviceModels, Evaluation
-from attune.fedclient.work.executor import Jobs, Work, alone
-from attune.fedclient.work.measures import MEASURES
+from attune.fedclient.work.executor import Cancelled, Jobs, Work, alone
 from attune.fedclient.work.objectives.base import Tensors
-from attune.fedclient.work.objectives.descent import Cancelled
 from attune.fedclient.work.orders import Holdings, OrderStore, check_encodings, manifests_of, rebuilt
 from attune.fedclient.work.own_loop import check_loop
-from attune.fedclient.work.portfolio.folds import fold_of
 from attune.fedclient.work.portfolio.portfolio import portfolio_of, reader_of
 from attune.fedclient.work.private.private_learning import PrivateLearning, noisy_metrics, private_learning, quietly
 from attune.fedclient.work.state import check_order_id
+from attune.fedclient.work.task_measures import measure_of
 from attune.fedclient.work.trainer import Seeds, Trainer
 
 KEPT = "kept-{}"  # the tensors of a model that the device predicts with, committed beside the state
@@ -63,7 +62,7 @@ class Learner:
         prepared: Its data.
         orders: The store of results.
         keep: Same as in DeviceOptions.
-        trains_local: Same as in DeviceOptions.
+        trains_local: Whether a network is trained on this device alone (DeviceOptions.trains_local).
         hooks: Same as in DeviceOptions.
         private: How it trains with noise; None: without.
         tells_scores: Whether losses and scores may leave the device, be it in a sum with others'.
@@ -109,7 +108,7 @@ class Learner:
         self.keeps_trained = [name for names in dial.values() for name in names] if method.evaluate == "served" else []
         self.data = on_processor(prepared, device)
         self.standardiser, self.targets = prepared.standardiser, prepared.targets
-        measure, family = MEASURES[plan.scored], (family_of(plan), "method")
+        measure, family = measure_of(plan), (family_of(plan), "method")
         self.trainer = Trainer(
             shared.network, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name,
             fold=fold_of(prepared, plan) if objective.hands_in else None,
@@ -238,7 +237,7 @@ class Learner:
             round=order.round,
             trained=order.work == "train",
             own_choice=self.evaluation.own_choice,
-            task="ranked" if ranked else self.plan.task,
+            task=self.plan.scored if self.evaluation.scores_by_plan else self.plan.task,
             ranked=1 if ranked else None,
             samples=self.data.train_x.shape[0],
             test_samples=self.data.test_x.shape[0],
@@ -394,5 +393,5 @@ def make_learner(
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
     tells, store = Gate(options, plan).tells_scores, orders(name)
     source = EmbeddingSource(None if options.simulated else store.secret, options.limits.model_bytes)
-    keep, local, alone = options.keep, options.trains_local, not options.against_alone(plan)
+    keep, local, alone = options.keep, options.trains_local(plan), not options.against_alone(plan)
     return Learner(plan, prepared, name, store, device, keep, local, options.hooks, private, tells, source, alone)

@@ -16,11 +16,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from attune.common.errors import SettingError
 from attune.common.task import ScoredTask
 from attune.fedclient.work.calibration import SHARPNESSES
+from attune.fedclient.work.comparison import LOWEST
 from attune.fedclient.work.survival import c_index, cox_loss, has_pairs
 
 WORST = 1e30  # of a squared error: squares of it are finite
 PRIOR_ERRORS = 3  # squared errors of 1, the variance of the federation, that join those of a model's held-out samples
-LOWEST = -1.0  # of a mean score that is reported: one device that diverged must not hide all others in a mean
 
 
 class Measure(ABC):
@@ -97,8 +97,8 @@ class Measure(ABC):
         """Return how likely each of y is by the best constant prediction, in y's shape."""
 
     @abstractmethod
-    def constant(self, trained: Tensor, tested: Tensor) -> float:
-        """Return the mean score on `tested` of the best constant answer by `trained`; both have samples."""
+    def constant(self, trained: Tensor, tested: Tensor) -> float | None:
+        """Return the mean score on `tested` of the best constant answer by `trained`; both have samples. None: not known."""
 
 
 class Classes(Measure):
@@ -182,7 +182,7 @@ class _Outputs(Measure):
         return float((shares - y).square().mean())
 
 
-class _ScoresAnswer(Measure):
+class ScoresAnswer(Measure):
     """Measure whose answers are the model's scores, so that several models predict by their mean."""
 
     sharpnesses = (1.0,)
@@ -200,7 +200,7 @@ class _ScoresAnswer(Measure):
         return shares
 
 
-class Numbers(_ScoresAnswer, _Outputs):
+class Numbers(ScoresAnswer, _Outputs):
     """Regression. y is in standard deviations of the federation, about its mean, so a squared error of 1 is that of its mean.
 
     A sample's score is 1 minus its mean squared error, so the mean score is R2 by the federation's variance.
@@ -267,7 +267,7 @@ class Labels(_Outputs):
         return float(self.right(trained.mean(dim=0).expand(len(tested), -1) > 0.5, tested).double().mean())
 
 
-class Survival(_ScoresAnswer):
+class Survival(ScoresAnswer):
     """A log hazard for each sample, (B, 1); y (B, 2) has times and events. The loss is Cox's, the score Harrell's C-index."""
 
     by_sample, one_score = False, True

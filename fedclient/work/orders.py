@@ -5,26 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from torch import Tensor
 from typing_extensions import Self
 
 from attune.common.errors import Forbidden, WireError
-from attune.common.exchange.encodings import decoded
 from attune.common.exchange.messages import BlobRef, Order
-from attune.common.protocol import ENCODINGS, RELATIVE
+from attune.common.protocol import ENCODINGS, HAS_TORCH, RELATIVE
 from attune.common.wire.blobs import Buffer, Readable
 from attune.common.wire.digest import digest_of
-from attune.common.wire.files import digest_of_tensors, tensor_bytes
 from attune.common.wire.header import Manifest
-from attune.common.wire.tensors import Tensors as ReadTensors
-from attune.common.wire.tensors import manifest_of
 from attune.fedclient.messages import OrderResult, Part, SmallerFormUnusable
 
-Tensors = dict[str, Tensor]
+if TYPE_CHECKING or HAS_TORCH:
+    from attune.common.exchange.encodings import decoded
+    from attune.common.wire.files import digest_of_tensors, tensor_bytes
+    from attune.common.wire.tensors import manifest_of
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tensors = dict[str, "Tensor"]
 SECRET_BYTES = 32
+ROWS, FEATURES = "row", "memory.features"  # tensors of a model that are training samples, or made of single ones
 FITTED_BYTES = 512 << 20  # of fitted models that a process keeps in memory
 
 
@@ -69,7 +72,7 @@ class Holdings(msgspec.Struct, frozen=True):
         return [(ref if use else ref.whole, expected) for use, (ref, expected) in zip(usable, wanted, strict=True)]
 
 
-def manifests_of(part_of: Mapping[str, str], tensors: ReadTensors) -> dict[str, Manifest]:
+def manifests_of(part_of: Mapping[str, str], tensors: Tensors) -> dict[str, Manifest]:
     """Return the manifest of each part that is not private."""
     kinds = [kind for kind in dict.fromkeys(part_of.values()) if kind != "private"]
     return {kind: manifest_of({name: tensors[name] for name in part_of if part_of[name] == kind}) for kind in kinds}
@@ -89,7 +92,7 @@ def check_encodings(order: Order) -> None:
             raise WireError(f"the server asks for {part} as {encoding}, a change from what it does not serve: update it")
 
 
-def rebuilt(ref: BlobRef, expected: Manifest, fetched: ReadTensors, held: ReadTensors) -> ReadTensors:
+def rebuilt(ref: BlobRef, expected: Manifest, fetched: Tensors, held: Tensors) -> Tensors:
     """Return the tensors of a part as they were served, down to the last bit.
 
     Args:

@@ -24,9 +24,9 @@ from attune.common.models.body import names_of, training_mode
 from attune.common.torch_state import seeded
 from attune.common.wire.tensors import DTYPES
 from attune.fedclient.options import Evaluate, Train
-from attune.fedclient.work.executor import Jobs
+from attune.fedclient.work.executor import Cancelled, Jobs
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained, split
-from attune.fedclient.work.objectives.descent import Cancelled, Descent, TrainingDiverged
+from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged
 
 T = TypeVar("T")
 STATE_BYTES = 64 << 20  # that a loop may keep, whatever its model is

@@ -12,22 +12,29 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-from torch import Tensor
 
 from attune.common.durable import PUBLIC, committed_folder, discard_folder, sweep, write_file
 from attune.common.errors import HomeMismatch, WireError
 from attune.common.faults import fail_at
 from attune.common.identity.names import has_letters_of_names
+from attune.common.protocol import HAS_TORCH
 from attune.common.text import from_json
 from attune.common.wire.blobs import LocalFile, digest_in
 from attune.common.wire.digest import check_of, file_name, from_file_name
-from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.messages import OrderResult, Part
 from attune.fedclient.work.orders import SECRET_BYTES
 
-Tensors = dict[str, Tensor]
+if TYPE_CHECKING or HAS_TORCH:
+    from attune.common.wire.files import read_tensors, write_tensors
+else:
+    from attune.fedclient.light_blobs import read_tensors, write_tensors
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tensors = dict[str, "Tensor"]
 _LONGEST_ID = 128  # characters
 _STATE = "state"
 UPDATE, SECURE, SECRET = "update.json", "secure.json", "secret"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self
 
-from attune.common.plan import Plan
+from attune.common.plan import LIGHT, Plan
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import AnyLearner, Executor, SequentialExecutor, Work, done, result_of
@@ -125,6 +125,10 @@ def local_learner(
     plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: DeviceOptions
 ) -> AnyLearner:
     """Make a learner of this process. Raises what make_learner raises."""
+    if options.variant == LIGHT:
+        from attune.fedclient.work import light
+
+        return light.make_learner(plan, shard, name, orders, options)
     from attune.fedclient.work.learner import make_learner
 
     return make_learner(plan, shard, name, orders, options)

@@ -17,7 +17,7 @@ from attune.common.errors import AttuneError, SettingError, together
 from attune.common.methods import registry as methods
 from attune.common.methods.fit import NO_PRIVACY, check_model
 from attune.common.models.registry import model_for, why_not_usual
-from attune.common.plan import Kind, Plan, Profile
+from attune.common.plan import Plan, Profile
 from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, FEWEST_ROUNDS, NOTHING_HELD_OUT, rungs_of
 from attune.fedserver.core import planning
 from attune.fedserver.core.training_length import round_settings
@@ -113,14 +113,15 @@ class Fitting:
 
         None if the usual model of all of them is the same.
         """
-        kind = next(iter(self.profiles.values())).kind
+        data = next(iter(self.profiles.values()))
         free = [name for name, of in settings.items() if not of.get("model", {}).get("name")]
         roles = {name: planning.roles_of(resolved[name].method, resolved[name].privacy) for name in free}
-        whys = {name: why for name, of in roles.items() if _model_for(kind, of) and (why := why_not_usual(kind, of, name))}
-        if len({_model_for(kind, of) for of in roles.values()}) <= 1:
+        having = {name: of for name, of in roles.items() if _model_for(data, of)}
+        whys = {name: why for name, of in having.items() if (why := _why_not_usual(data, of, name))}
+        if len({_model_for(data, of) for of in roles.values()}) <= 1:
             return None, whys
-        common = _model_for(kind, frozenset().union(*roles.values()))
-        return (common, whys) if common else (model_for(kind, frozenset()), {})
+        common = _model_for(data, frozenset().union(*roles.values()))
+        return (common, whys) if common else (_model_for(data, frozenset()), {})
 
     def _tried(
         self, settings: Mapping[str, Mapping[str, Any]], models: Mapping[str, Mapping[str, Any]], chosen: str
@@ -168,16 +169,20 @@ class Fitting:
         """
         resolved = planning.resolve(self.overrides(name, settings))
         plan = planning.make_plan(resolved, self.profiles, NOWHERE, fewest=1, sums=self.sums)
-        check_model(plan.model, resolved.configured, resolved.seed, plan.privacy or NO_PRIVACY)
+        check_model(plan.model, resolved.configured, resolved.seed, plan.privacy or NO_PRIVACY, plan.task)
         return plan
 
 
-def _model_for(kind: Kind, roles: frozenset[str]) -> str:
-    """Return the usual model for these roles; empty if no built-in model has them."""
+def _model_for(data: Profile, roles: frozenset[str]) -> str:
+    """Return the usual model for these data and roles; empty if no built-in model has them."""
     try:
-        return model_for(kind, roles)
+        return model_for(data.kind, roles, per_position=data.per_position)
     except SettingError:
         return ""
+
+
+def _why_not_usual(data: Profile, roles: frozenset[str], name: str) -> str:
+    return why_not_usual(data.kind, roles, name, per_position=data.per_position)
 
 
 def check_race(overrides: Mapping[str, Any]) -> int:
@@ -300,10 +305,10 @@ def with_options(common: Mapping[str, Any], name: str, options: Mapping[str, Any
 def _usual(common: Mapping[str, Any], fitting: Fitting, left_out: dict[str, str]) -> dict[str, Mapping[str, Any]]:
     """Return the usual candidates that can be used here, with their settings; the others are added to `left_out`."""
     model, usable = common.get("model", {}), dict[str, Mapping[str, Any]]()
-    kind = next(iter(fitting.profiles.values())).kind
+    data = next(iter(fitting.profiles.values()))
     for name, options in USUAL.items():
-        if not model.get("name") and name == NEEDS_ATTENTION and kind == "tabular":
-            left_out[name] = why_not_usual(kind, planning.roles_of(methods.get(name)), name)
+        if not model.get("name") and name == NEEDS_ATTENTION and data.kind == "tabular":
+            left_out[name] = _why_not_usual(data, planning.roles_of(methods.get(name)), name)
             continue
         try:
             [method] = replace(fitting, names=[name]).fitted({name: with_options(common, name, options)}, {name: model})

@@ -15,10 +15,12 @@ from attune.fedserver.choosing.racing import (
     CLOSED_FORM,
     NOTHING_HELD_OUT,
     DeviceScores,
+    PairedDifference,
     RaceResult,
     Rung,
     at_end,
     at_rung,
+    gained_by_samples,
     rungs_of,
     scored_by_all,
 )
@@ -46,7 +48,7 @@ class Course:
     def __init__(self, entrants: Sequence[str], rounds: int, left_out: Mapping[str, str] = MappingProxyType({})) -> None:
         self._racing, self._stops = [name for name in entrants if name != ALONE], (*rungs_of(rounds), rounds)
         self._entered, self._left_out, self._scores = max(1, len(self._racing)), dict(left_out), dict[str, DeviceScores]()
-        self._gains: DeviceScores = {}  # of the closed form, which does not depend on the round
+        self._gained: PairedDifference | None = None  # by the closed form, which does not depend on the round
         self.rungs: list[Rung] = []
         self._stage = 0
 
@@ -71,16 +73,16 @@ class Course:
         """The course so far; `chosen` is the winner once the race is over."""
         return RaceResult(self.rungs, self._left_out)
 
-    def scored(self, scores: DeviceScores, gains: DeviceScores | None = None) -> None:
-        """Take in the scores of the present leg, and what the closed form gains by training samples (of CLOSED_FORM).
+    def scored(self, scores: DeviceScores, *gained: DeviceScores) -> None:
+        """Take in the scores of the present leg, and (of CLOSED_FORM) the arguments of `gained_by_samples`.
 
         Raises:
             SettingError: No device has scored ALONE.
         """
         leg = self._leg()
         self._scores[leg.name] = scores
-        if leg.name == CLOSED_FORM:
-            self._gains = gains or self._gains
+        if leg.name == CLOSED_FORM and gained:
+            self._gained = gained_by_samples(*gained) or self._gained
         self._compare()
 
     def failed(self, why: str) -> None:
@@ -106,9 +108,8 @@ class Course:
         last = self._stage == len(self._stops) - 1
         candidates = {name: of for name, of in scores.items() if name != ALONE}
         if last:
-            gained = self._gains if CLOSED_FORM in candidates else {}
-            gains = bounded({CLOSED_FORM: gained, ALONE: dict.fromkeys(gained, 0.0)}) if gained else None
-            decision = at_end(scores, [rung.scores for rung in self.rungs], self._entered, gains)
+            gained = self._gained if CLOSED_FORM in candidates else None
+            decision = at_end(scores, [rung.scores for rung in self.rungs], self._entered, gained)
         elif candidates:
             decision = at_rung(self._stage, candidates)
             if CLOSED_FORM in candidates and CLOSED_FORM not in decision.kept:
@@ -148,13 +149,15 @@ class RunLeg(msgspec.Struct, frozen=True, omit_defaults=True):
         until: The round after which it was scored.
         scores: By device.
         gains: What the closed form gains, by device.
+        errors: Standard errors of the gains.
         failed: Why there are none; empty: there are.
     """
 
     name: str
     until: int
-    scores: dict[str, float] = {}
-    gains: dict[str, float] = {}
+    scores: DeviceScores = {}
+    gains: DeviceScores = {}
+    errors: DeviceScores = {}
     failed: str = ""
 
 
@@ -186,7 +189,7 @@ class Race(msgspec.Struct, frozen=True, omit_defaults=True):
             if over.failed:
                 course.failed(over.failed)
             else:
-                course.scored(over.scores, over.gains)
+                course.scored(over.scores, over.gains, over.errors)
         return course
 
     def after(self, over: RunLeg) -> Race:

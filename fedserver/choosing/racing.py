@@ -4,29 +4,31 @@ Successive halving (Jamieson, Talwalkar: Non-stochastic Best Arm Identification 
 with two rungs. Early scores say little, because models have learned little: at the first rung a candidate is given up only if
 it is behind the second best by more than two standard errors. At the second one the rule of one standard error (Breiman et al.:
 Classification and Regression Trees, 1984) keeps a candidate that is not clearly worse. At the end the candidates within one
-standard error of the best are told apart by all comparisons together. The best one then wins only if a paired t test shows that
-it is ahead of training alone (Bonferroni's level for all tests). Few held-out samples often show nothing. So the closed form,
-which predicts all training samples out of fold, takes part to the end, and is tested by these, too. Else nothing shows that
-federating pays. Scores are log-likelihoods in nats, one for each device: the higher, the better.
+standard error of the best are told apart by all comparisons together. The best one then wins only if a paired t test over
+devices shows that it is ahead of training alone (Bonferroni's level for all candidates). Few held-out samples show little. So
+the closed form takes part to the end, and is tested by all training samples, each predicted out of fold. This test asks for the
+gain at these devices, not at others like them: its error is from the spread over the samples of each device. Each test has half
+of the level. If neither shows a gain, nothing shows that federating pays. Scores are log-likelihoods in nats.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import stdev
+from statistics import NormalDist, stdev
 from typing import Any
 
 from attune.common.statistics import student_p
 from attune.fedserver.core.records import Report
+from attune.fedserver.core.voices import bounded
 
 CLOSED_FORM = "closed-form"  # the entrant that trains each device alone beside the closed form; it takes part to the end, too
 ALONE = "local"  # the method that trains each device alone; it takes part to the end, whatever its score
 PERCENT = (15, 30)  # shares of the rounds at which the rungs are
 KEPT = 2  # candidates that go on at the second rung, at most; at the first one at least
 FIRST_ERRORS = 2.0  # standard errors by which a candidate must be behind to be given up at the first rung
-FALSE_CHOICES = 0.05  # level of the test against ALONE, divided by the number of candidates
+FALSE_CHOICES = 0.05  # level of all tests against ALONE together
 FEWEST_ROUNDS = 3  # with fewer there is no room for two rungs and an end
 
 NOTHING_HELD_OUT = (
@@ -46,6 +48,7 @@ class PairedDifference:
         nats: Sum of the first minus sum of the second.
         error: Standard error of the difference, from its spread over devices; None with one device.
         devices: Number of devices.
+        out_of_fold: It is by all training samples, each predicted out of fold, and its error from the spread over these.
     """
 
     first: str
@@ -53,6 +56,7 @@ class PairedDifference:
     nats: float
     error: float | None
     devices: int
+    out_of_fold: bool = False
 
     def exceeds(self, errors: float) -> bool:
         """Return whether the difference exceeds so many standard errors. One device alone shows no error, so it does not."""
@@ -60,15 +64,11 @@ class PairedDifference:
 
     @property
     def p(self) -> float:
-        """The one-sided p-value of the paired t test that the first is no better; 1 with one device."""
+        """The one-sided p-value that the first is no better: by Student's t over devices; by samples, of the normal one."""
         if self.error is None or self.nats <= 0:
             return 1.0
-        return student_p(self.nats / self.error, self.devices - 1) / 2 if self.error else 0.0
-
-    @property
-    def clear(self) -> bool:
-        """True if the difference exceeds one standard error."""
-        return self.exceeds(1.0)
+        t = self.nats / self.error if self.error else math.inf
+        return NormalDist().cdf(-t) if self.out_of_fold else student_p(t, self.devices - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ class Decision:
         difference: The best candidate against the next one, if there are two; at the end against ALONE.
         evidence: At the end, the sums over all comparisons of the candidates that are not clearly behind the best.
         level: At the end, the level of the test against ALONE.
-        out_of_fold: The difference is that of CLOSED_FORM by all training samples, each predicted out of fold.
     """
 
     totals: Mapping[str, float]
@@ -89,7 +88,6 @@ class Decision:
     difference: PairedDifference | None
     evidence: Mapping[str, float] = field(default_factory=dict)
     level: float = 0.0
-    out_of_fold: bool = False
 
 
 def rungs_of(rounds: int) -> tuple[int, int]:
@@ -110,6 +108,32 @@ def paired(first: str, second: str, scores: Mapping[str, DeviceScores]) -> Paire
     return PairedDifference(first, second, math.fsum(gains), error, len(gains))
 
 
+def gained_by_samples(gains: DeviceScores, errors: DeviceScores) -> PairedDifference | None:
+    """Return how far CLOSED_FORM is ahead of ALONE by all training samples; None if no device reported it.
+
+    No device counts for more than a few usual ones (voices.bounded): with its gain its error is reduced.
+
+    Args:
+        gains: The gain at each device.
+        errors: Standard errors of the gains, from the spread over the samples of each device.
+    """
+    devices = sorted(gains.keys() & errors.keys())
+
+    def counted(values: DeviceScores) -> list[float]:
+        scores = bounded({CLOSED_FORM: {who: values[who] for who in devices}, ALONE: dict.fromkeys(devices, 0.0)})
+        return [scores[CLOSED_FORM][who] - scores[ALONE][who] for who in devices]
+
+    gain_D, error_D = counted(gains), counted(errors)
+    reduced = (
+        error * (gain / gains[who] if gains[who] else 1.0) for error, gain, who in zip(error_D, gain_D, devices, strict=True)
+    )
+    return (
+        PairedDifference(CLOSED_FORM, ALONE, math.fsum(gain_D), math.hypot(*reduced), len(devices), out_of_fold=True)
+        if devices
+        else None
+    )
+
+
 def at_rung(rung: int, scores: Mapping[str, DeviceScores]) -> Decision:
     """Decide which candidates go on.
 
@@ -121,21 +145,19 @@ def at_rung(rung: int, scores: Mapping[str, DeviceScores]) -> Decision:
         scores: Of each candidate that is in the race, in the order in which the user named them. Not of ALONE.
     """
     totals = _totals(scores)
-    names = list(totals)
-    best, others = names[:KEPT], names[KEPT:]
+    best, others = list(totals)[:KEPT], list(totals)[KEPT:]
     difference = paired(best[0], best[1], scores) if len(best) > 1 else None
     if rung == 0:
         close = [name for name in others if not paired(best[1], name, scores).exceeds(FIRST_ERRORS)]
         return Decision(totals, (*best, *close), difference)
-    alone = difference is not None and difference.clear
-    return Decision(totals, tuple(best[:1] if alone else best), difference)
+    return Decision(totals, tuple(best[:1] if difference and difference.exceeds(1.0) else best), difference)
 
 
 def at_end(
     scores: Mapping[str, DeviceScores],
     earlier: Sequence[Mapping[str, DeviceScores]] = (),
     entered: int = 1,
-    gains: Mapping[str, DeviceScores] | None = None,
+    gained: PairedDifference | None = None,
 ) -> Decision:
     """Decide who wins: the best candidate, if it is ahead of ALONE by a paired t test over devices; else ALONE.
 
@@ -146,13 +168,14 @@ def at_end(
         scores: Of ALONE and of each candidate that is left.
         earlier: Scores at the rungs.
         entered: Number of candidates at the start of the race. One of so many may be ahead by chance.
-        gains: Scores of CLOSED_FORM and of ALONE by training samples, out of fold; None: devices reported none.
+        gained: As of `gained_by_samples`, which is tested at half of the level then.
     """
-    totals, level = _totals(scores), FALSE_CHOICES / (entered + bool(gains))
+    totals, share = _totals(scores), FALSE_CHOICES / (2 if gained else 1)
+    level = share / entered
     names = [name for name in totals if name != ALONE]
     if not names:
         return Decision(totals, (ALONE,), None, {}, level)
-    near = [name for name in scores if name in names and (name == names[0] or not paired(names[0], name, scores).clear)]
+    near = [name for name in scores if name in names and (name == names[0] or not paired(names[0], name, scores).exceeds(1.0))]
     sums = {name: totals[name] for name in near}
     voters = set(scored_by_all(scores))  # devices that have left since, or were revoked, have no vote any more
     for compared in earlier if len(near) > 1 else ():
@@ -161,15 +184,21 @@ def at_end(
     evidence = dict(sorted(sums.items(), key=lambda item: -item[1]))
     best = next(iter(evidence))
     difference = paired(best, ALONE, scores)
-    if gains and difference.p >= level and (gain := paired(CLOSED_FORM, ALONE, gains)).p < level:
-        return Decision(totals, (CLOSED_FORM,), gain, evidence, level, out_of_fold=True)
+    if gained and difference.p >= level and gained.p < share:
+        return Decision(totals, (CLOSED_FORM,), gained, evidence, share)
     return Decision(totals, (best if difference.p < level else ALONE,), difference, evidence, level)
 
 
-def reported_scores(rows: Iterable[Report], metric: str = "likelihood_kept") -> dict[str, float]:
-    """Return what devices reported of a metric, by device."""
-    reported = {row.client: getattr(row, metric) for row in rows}
-    return {name: nats for name, nats in reported.items() if nats is not None}
+def reported_scores(rows: Collection[Report]) -> tuple[DeviceScores, DeviceScores, DeviceScores]:
+    """Return what devices reported, in nats by device.
+
+    These are the likelihood of what they would keep, what the closed form gains, and the standard error of that gain.
+    """
+
+    def of(metric: str) -> DeviceScores:
+        return {row.client: nats for row in rows if (nats := getattr(row, metric)) is not None}
+
+    return of("likelihood_kept"), of("likelihood_closed_form"), of("likelihood_closed_form_error")
 
 
 def scored_by_all(scores: Mapping[str, DeviceScores]) -> list[str]:
@@ -228,10 +257,8 @@ class RaceResult:
 
     def words(self) -> list[str]:
         """Return the course of the race as lines of text."""
-        lines = [*self.words_so_far()]
-        if self.pays:
-            return [*lines, f"auto chooses {self.chosen}"]
-        return [*lines, "auto: no evidence that federating pays here; devices keep their local models"]
+        nothing = "auto: no evidence that federating pays here; devices keep their local models"
+        return [*self.words_so_far(), f"auto chooses {self.chosen}" if self.pays else nothing]
 
     def words_so_far(self) -> list[str]:
         """Return the comparisons so far as lines of text."""
@@ -252,7 +279,7 @@ def _words(rung: Rung, last: bool) -> str:
     ahead = f"{difference.nats:.1f} ahead of" if difference.nats >= 0 else f"{-difference.nats:.1f} behind"
     between = f"{difference.first} is {ahead} {difference.second}{error}"
     tested = f" (p = {difference.p:.2g}, wanted below {rung.decision.level:.2g})" if last else ""
-    tested += " by all training samples, out of fold" * rung.decision.out_of_fold
+    tested += " by all training samples, out of fold" * difference.out_of_fold
     sums = ", ".join(f"{name} {nats:.1f}" for name, nats in rung.decision.evidence.items())
     together = f"; of candidates that are level, over all comparisons: {sums}" if len(rung.decision.evidence) > 1 else ""
     return f"after round {rung.round}: {listed}; {between}{tested}{then}{together}"

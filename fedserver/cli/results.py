@@ -87,21 +87,6 @@ def evaluate(home: Path | None, assignments: tuple[str, ...], **given: Any) -> N
     click.echo(render_status(status))
 
 
-@click.command()
-@HOME
-@click.option("--out", type=FILE, required=True, help="File to write, such as report.html.")
-@click.option("--question", default="", help="What is to be decided, for the head of the page.")
-@click.option("--run", type=NAME, default="", metavar="NAME", help="An earlier run (default: the present one).")
-def report(home: Path | None, out: Path, question: str, run: str) -> None:
-    """Write one page for people who decide: what each site gained, what left it, and what cannot be said.
-
-    It needs no network and no script, and can be printed.
-    """
-    from attune.fedserver.view import report as pages
-
-    click.echo(pages.report(out, question, home, run))
-
-
 MOST_BYTES = 64 << 20  # of a file with statistics
 
 

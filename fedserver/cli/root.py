@@ -13,7 +13,7 @@ from attune import seams
 from attune.common import homes
 from attune.common.command_group import PATH, ExtensibleGroup
 from attune.common.config import load_settings
-from attune.common.errors import AttuneError, SettingError
+from attune.common.errors import AttuneError, SettingError, needing
 from attune.fedserver.cli import privacy, results, running, tokens
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, SETTINGS
 
@@ -22,7 +22,7 @@ COMMANDS = (
     tokens.token, tokens.revoke,
     running.pause, running.resume, running.status, running.tls_name,
     tokens.audit, tokens.backup, tokens.restore, tokens.verify,
-    results.export, results.evaluate, results.report,
+    results.export, results.evaluate,
     privacy.privacy, results.schema, results.statistics,
     running.run, running.forget,
 )  # fmt: skip
@@ -38,9 +38,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
-    except AttuneError as error:
-        click.echo(f"fedserver: {error}", err=True)
-        sys.exit(error.exit_code)
+    except (AttuneError, ModuleNotFoundError) as error:
+        click.echo(f"fedserver: {needing(error)}", err=True)
+        sys.exit(needing(error).exit_code)
     except OSError as error:
         click.echo(f"fedserver: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", err=True)
         sys.exit(1)
@@ -86,16 +86,12 @@ class ServerCommands(ExtensibleGroup):
     "--dashboard", metavar="[HOST:]PORT|off", help="The page's place (default: the last one, else on this machine alone)."
 )
 @click.option(
-    "--lab", default="local", metavar="local|ray|ray://HOST:PORT", show_default=True, help="Where rounds are computed."
-)
-@click.option(
     "--ledger",
     metavar="postgresql://...",
     help="A database for the ledger, with --blobs (default: the last one, else the home).",
 )
 @click.option("--blobs", metavar="s3://BUCKET/PREFIX", help="A place for tensors and updates, with --ledger.")
 @ALLOW_CODE
-@click.option("--lab-workers", type=click.IntRange(1), help="How many workers of the cluster (default: all).")
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def cli(
@@ -105,7 +101,6 @@ def cli(
     log_format: Literal["text", "json"],
     quiet: bool,
     verbose: bool,
-    lab_workers: int | None,
     **given: Any,
 ) -> None:
     """Run the aggregation server. The commands show or change the home of a server."""
@@ -119,7 +114,7 @@ def cli(
     logs.begin(log_format, verbosity)
     process.prepare_memory()
     say = logs.speaker(log_format, verbosity, click.echo)
-    serve(settings=settings, lab_workers=lab_workers or 0, say=say, **given)
+    serve(settings=settings, say=say, **given)
 
 
 @cli.command()

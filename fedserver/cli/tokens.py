@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     default="",
     help="For this device alone: its certificate has expired, its enrolment was lost, or the name was revoked.",
 )
+@click.option("--tag", default="", metavar="NAME", help="A tag of the devices that join with it (round.devices).")
 @click.pass_context
-def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_for: str) -> None:
+def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_for: str, tag: str) -> None:
     """Print only a join token for a new device; on a terminal also how many devices it admits."""
     context.obj = home
     if context.invoked_subcommand is not None:
@@ -42,7 +43,7 @@ def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_f
     key = place.open_authority().public_key_compressed
     if only_for and (unknown := aio.run(admin.unknown(only_for))):
         click.echo(f"{unknown}: this token admits a new device of that name, or one whose enrolment was lost", err=True)
-    click.echo(aio.run(admin.new_token(key, uses, _seconds(ttl), only_for=only_for)))
+    click.echo(aio.run(admin.new_token(key, uses, _seconds(ttl), only_for=only_for, tag=tag)))
     whom = only_for or ("one new device" if uses == 1 else f"{uses} new devices")
     if sys.stderr.isatty():  # a pipe may carry both, and then the token is not alone
         click.echo(f"this token admits {whom}, for {ttl}", err=True)

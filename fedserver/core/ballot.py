@@ -35,6 +35,16 @@ OTHERS = "most other devices"
 Votes = Mapping[str, Fraction]
 
 
+def check_training(train: TrainSettings, first: Profile) -> None:
+    """Refuse (SettingError) settings of training that are for other data than those of the devices."""
+    if train.augment and first.kind != "images":
+        raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
+    if first.labels_pixels and (moving := sorted({"flip", "crop", "erase"}.intersection(train.augment or ()))):
+        raise SettingError(f"train.augment: {listed(moving)} would move or hide pixels and not their labels; leave it out")
+    if train.loss == "dice" and not first.labels_pixels:
+        raise SettingError('train.loss = "dice" is for images with a label for every pixel; leave it out')
+
+
 def score_of(train: TrainSettings, classes: Sequence[Label], profiles: Sequence[Profile]) -> dict[str, Any]:
     """Return the plan's `score`, and why; empty for the task's own score.
 
@@ -42,6 +52,15 @@ def score_of(train: TrainSettings, classes: Sequence[Label], profiles: Sequence[
         SettingError: The data have no two classes to be ranked.
     """
     first, rare = profiles[0], sum(profile.rare is True for profile in profiles)
+    if first.labels_pixels:
+        if len(classes) < 2:
+            raise SettingError("every pixel at all sites has one class: there is nothing to tell apart")
+        if train.score in ("dice", "iou", "accuracy"):
+            return {} if train.score == "accuracy" else {"score": train.score}
+        if train.score != "auroc":
+            return {"score": "dice", "rare": "every pixel has a label, and most pixels show background"}
+    if train.score in ("dice", "iou"):
+        raise SettingError(f'train.score = "{train.score}" is for images with a label for every pixel; leave it out')
     ranks = first.task == "classes" and len(classes) == 2 and not first.per_position
     if train.score == "auroc":
         if not ranks:

@@ -34,6 +34,8 @@ def with_closed_form(plan: Plan, profiles: Mapping[str, Profile], sums: Collecti
 def _lacking(plan: Plan, profiles: Mapping[str, Profile], sums: Collection[str]) -> str:
     """Return why these data have no closed form; empty: they have one."""
     kind = plan.model.kind
+    if plan.task == "custom":
+        return "a loss of your own has no known closed form"
     if kind == "tokens" or plan.model.per_position:
         return "it is for images, series and tables, with one answer for a sample"
     if math.prod(plan.model.shape) > MOST_INPUTS or plan.model.classes > MOST_OUTPUTS or len(profiles) > MOST_DEVICES:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from attune.common.config import PrivacySettings, RoundSettings
 from attune.common.errors import SettingError
-from attune.common.methods.method import Method
 from attune.common.plan import DataSettings, Profile
 from attune.common.privacy.accountant import NoisySteps, epsilon_of, noise_for
 from attune.common.seeds import derive
@@ -22,19 +20,6 @@ from attune.fedserver.core.policy import Asked, Synchronous
 from attune.fedserver.core.state import Round
 
 ON = 'privacy.unit = "client"'
-
-
-def client_defaults(privacy: PrivacySettings, method: Method) -> dict[str, Any]:
-    """Return the defaults under client-level privacy: nothing that depends on the data of a cohort.
-
-    Raises:
-        SettingError: The method shares nothing.
-    """
-    if not privacy.on_server:
-        return {}
-    if set(method.kinds) <= {"private"}:
-        raise SettingError(f"{ON} protects what devices share, and method {method.name} shares nothing")
-    return {"method": {"bound_change": 0.0, "bound_samples": 0.0}, "round": {"take_back": 0.0}}
 
 
 def check_public(privacy: PrivacySettings, declared: DataSettings, profile: Profile) -> None:

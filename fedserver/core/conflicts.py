@@ -28,17 +28,24 @@ if TYPE_CHECKING:
 
 SECURE, CLIENT, BUFFERED = "privacy.secure_aggregation", 'privacy.unit = "client"', 'round.mode = "buffered"'
 EMBEDDED, DESCRIBED, ALL = 'method.embedding = "device"', 'method.embedding = "described"', 'round.train = "all"'
-SURVIVAL, VARIANTS = 'data.task = "survival"', "model.variant"
-OFF: tuple[Any, ...] = (False, 0, None, "none", "off", (), {}, msgspec.UNSET)
+SURVIVAL, CUSTOM, VARIANTS = 'data.task = "survival"', 'data.task = "custom"', "model.variant"
+OFF: tuple[Any, ...] = (False, 0, None, "", "none", "off", (), {}, msgspec.UNSET)
 LEAST_VOTES = 5  # updates in a buffer, with which a vote is worth its name: one of them alone decides nothing
 # benchmarks.client_level_generated, means of seeds 0 to 2
 GENERATED = " (with 1,000 devices and epsilon = 8, FedTP was tried and has an accuracy of 0.65, FedPer of 0.83)"
 SERVED, SINGLE = "each order must start from what the server serves", "it compares single updates"
 DRAW = "only independent draws of each device may be counted on"
 LIKELIHOODS = "it chooses by how likely each held-out sample is, and a Cox model gives no such likelihood. Leave it out"
-GIVEN = "round.given"
+GIVEN, TAGGED = "round.given", "round.devices"
+
+
+def _units(feature: str, why: str, *units: str) -> list[tuple[str, str, str]]:
+    """Return the conflicts of a feature with noise for these units, or for all of them."""
+    return [(feature, f'privacy.unit = "{unit}"', why) for unit in units or ("example", "group", "client")]
+
+
 PAIRS = [
-    *((GIVEN, f'privacy.unit = "{unit}"', "nothing is trained") for unit in ("example", "group", "client")),
+    *_units(GIVEN, "nothing is trained"),
     (
         GIVEN,
         SECURE,
@@ -50,7 +57,7 @@ PAIRS = [
     (SECURE, ALL, SERVED),
     (SECURE, "round.adapt_rounds", "few newcomers make no sum"),
     ("privacy.same_cohort", "round.over_selection", "no device takes another one's place"),
-    *((DESCRIBED, f'privacy.unit = "{unit}"', "a description has no noise") for unit in ("example", "group", "client")),
+    *_units(DESCRIBED, "a description has no noise"),
     (EMBEDDED, "method.robust", "what devices hand in is a gradient, whose numbers are not to be voted on or clipped"),
     (EMBEDDED, "method.bound_samples", "a device weighs the step of its embedding by its own samples"),
     (EMBEDDED, "round.take_back", "the server cannot take embeddings back that it does not have"),
@@ -61,14 +68,12 @@ PAIRS = [
     (BUFFERED, EMBEDDED, "a device steps its embedding as if its update were fresh"),
     (BUFFERED, ALL, SERVED),
     (BUFFERED, "round.over_selection", "no update is left over (round.clients is how many devices train at a time)"),
-    *(
-        (
-            "round.patience",
-            f'privacy.unit = "{unit}"',
-            "each likelihood would cost a part of the budget, which is for a number of rounds. Set round.rounds",
-        )
-        for unit in ("example", "group", "client")
+    *_units(
+        "round.patience", "each likelihood would cost a part of the budget, which is for a number of rounds. Set round.rounds"
     ),
+    (TAGGED, BUFFERED, "orders go on from round to round, to all devices"),
+    (TAGGED, CLIENT, DRAW),
+    (TAGGED, "round.adapt_rounds", "newcomers have rounds of their own, whatever their tag"),
     (CLIENT, SECURE, "the server clips single updates"),
     (CLIENT, "method.bound_change", SINGLE),
     (CLIENT, "method.bound_samples", SINGLE),
@@ -78,13 +83,14 @@ PAIRS = [
     (CLIENT, "round.adapt_rounds", "newcomers' rounds have no noise"),
     (CLIENT, ALL, SERVED),
     *((CLIENT, f"round.{name}", DRAW) for name in ("quorum", "over_selection", "replace_after_s", "attackers")),
+    *_units(
+        SURVIVAL,
+        f"the Cox loss is that of a whole batch, so no sample has a gradient that could be clipped. Take {CLIENT}, or {SECURE}",
+        "example",
+        "group",
+    ),
     *(
-        (
-            SURVIVAL,
-            f'privacy.unit = "{unit}"',
-            "the Cox loss is that of a whole batch, so no sample has a gradient that could be clipped. Take "
-            f"{CLIENT}, or {SECURE}",
-        )
+        (CUSTOM, f'privacy.unit = "{unit}"', f"a loss of your own may compare samples, so none can be clipped. Take {CLIENT}")
         for unit in ("example", "group")
     ),
     (VARIANTS, SECURE, "a sum would be of one variant's devices, who may be too few"),
@@ -95,7 +101,13 @@ PAIRS = [
     (SURVIVAL, "method.dial", LIKELIHOODS),
     (SURVIVAL, "train.score_after", f"{LIKELIHOODS}; in place of --method auto name a method"),
 ]
+BY_LIKELIHOOD = ("method.dial", "train.score_after", "round.patience")  # `--method auto` sets the second
 NEEDS = [
+    Conflict(
+        f"{CUSTOM} cannot be combined with {{why}}, which goes by how likely held-out samples are: give the class Measure a "
+        "function likelihood, or in place of --method auto name a method",
+        lambda s: not s.likely and next((name for name in BY_LIKELIHOOD if is_on(s, name)), ""),
+    ),
     Conflict(
         f"privacy.same_cohort and round.left_out are for secure sums: they need {SECURE} = true",
         lambda s: (s.privacy.same_cohort or s.round.left_out) and not s.privacy.secure_aggregation,
@@ -230,17 +242,18 @@ def _too_few(s: Any) -> str:
     return next((f"{name} = {value}" for name, value in given.items() if value < least), "")
 
 
-def check_conflicts(settings: ResolvedSettings, task: TaskName | None = None) -> None:
+def check_conflicts(settings: ResolvedSettings, task: TaskName | None = None, likely: bool = True) -> None:
     """Check that no two features exclude each other.
 
     Args:
         settings: The settings of the run.
         task: The task of the data, once it is known; without it, what depends on it is not checked.
+        likely: Whether samples have a likelihood; only a user's own measure may have none.
 
     Raises:
         SettingError: Two do. It names both.
     """
-    s = SimpleNamespace(**vars(settings), parts=[*settings.configured.aggregators.items()])
+    s = SimpleNamespace(**vars(settings), likely=likely, parts=[*settings.configured.aggregators.items()])
     s.data, s.model = msgspec.structs.replace(settings.data, task=task), SimpleNamespace(variant=settings.variants)
     for one, other, why in PAIRS:
         if is_on(s, one) and is_on(s, other):

@@ -18,11 +18,11 @@ from attune.common.classes import look
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.metrics import MAX_COUNT
 from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
-from attune.common.plan import DataSettings, Label, Plan, Profile
+from attune.common.plan import POSITIONED, DataSettings, Label, Plan, Profile
 from attune.common.schema import LONGEST_NAME, Schema, difference, remedy, wrong_with
 from attune.common.task import TASKS, TIME_AND_EVENT, TaskName, asked
 from attune.common.text import listed
-from attune.fedserver.core.scale import check_columns, check_targets
+from attune.fedserver.core.scale import check_declared_sums
 from attune.fedserver.core.table_schemas import OPTION, in_schema, without_schema
 from attune.fedserver.core.voices import majority, usual_and_most, votes_of
 
@@ -195,8 +195,10 @@ def check_possible(profile: Profile, name: str) -> None:
         raise SettingError(
             f"{name} declares samples of the impossible shape {profile.shape[:4]}: 1 to 3 sizes, {MAX_SAMPLE_VALUES} values"
         )
-    if profile.per_position and profile.kind != "tokens":
-        raise SettingError(f"{name} declares a label for every position of {profile.kind}; only tokens can have that")
+    if profile.per_position and profile.kind not in POSITIONED:
+        raise SettingError(
+            f"{name} declares a label for every position of {profile.kind}; only tokens and images can have that"
+        )
     if profile.per_position and profile.task != "classes":
         raise SettingError(f"{name} declares {profile.task} for every position; only classes can have that")
     if profile.task == "survival" and len(profile.labels) != len(TIME_AND_EVENT):
@@ -205,8 +207,7 @@ def check_possible(profile: Profile, name: str) -> None:
         raise SettingError(f"{name} declares the columns of a table, and has {profile.kind}")
     if profile.labels or profile.task != "classes":  # a device whose data leave only with noise tells no classes
         _check_labels(profile.labels, name)
-    check_columns(profile, name)
-    check_targets(profile, name)
+    check_declared_sums(profile, name)
     for schema in (profile.schema, profile.proposal):
         if isinstance(schema, Schema):
             schema.check(f"the schema of {name}")
@@ -348,10 +349,11 @@ def _unlike(profile: Profile, reference: Profile, name: str) -> ShapeMismatch:
             f"the table of {name} is read by another schema than this federation's ({form_of(reference)[-1][:15]} by its "
             f"digest): start {name} with {OPTION}, or with the federation's file"
         )
-    has, needs = ("position", "sequence") if profile.per_position else ("sequence", "position")
+    words = ("pixel", "image") if profile.kind == "images" else ("position", "sequence")
+    has, needs = words if profile.per_position else reversed(words)
     return ShapeMismatch(
         f"the shard of {name} has a label for every {has}; this federation expects one for every {needs}. "
-        "Convert its y (one for every position has the shape of x), or start a federation of its own"
+        f"Convert its y (one for every {words[0]} has the shape of x), or start a federation of its own"
     )
 
 

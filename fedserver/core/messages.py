@@ -48,6 +48,7 @@ class Connected(msgspec.Struct, frozen=True):
     now: float
     newcomer: bool = False  # no update of it was ever aggregated
     empty: bool = False  # it has lost what it had of the run
+    outside: bool = False  # it has not the tag that `round.devices` asks for
 
 
 class Disconnected(msgspec.Struct, frozen=True):

@@ -9,27 +9,27 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
+from attune.common.config import EVERYDAY, PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.exchange.registry import SECURE_SUM, settings_of
-from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
+from attune.common.methods.method import ConfiguredMethod, Method
 from attune.common.methods.private_training import with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.methods.settings.aggregators import ClippedSettings
 from attune.common.models import registry as models
 from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, closed_form_words, score_words, standardisation
+from attune.common.plugins import own_measure
 from attune.common.protocol import IN_NO_SUM, SUMS
 from attune.common.schema import Schema
-from attune.common.task import TASKS, TaskName
+from attune.common.task import TASKS
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of, device_defaults
-from attune.fedserver.core.ballot import score_of, united_classes
+from attune.fedserver.core.ballot import check_training, score_of, united_classes
 from attune.fedserver.core.blended_sums import with_closed_form
 from attune.fedserver.core.buffered_rounds import BufferedRounds, ReplayedRounds
 from attune.fedserver.core.client_privacy import (
     PoissonRounds,
     check_public,
-    client_defaults,
     drawn_rate,
     expected_devices,
     with_noise,
@@ -162,7 +162,6 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     given.pop("name", None)
     privacy = convert(PrivacySettings, overrides.get("privacy", {}), "privacy.")
     usual = merge(method.preset(preset, overrides.get("model", {}).get("name")), defaults_of(privacy, method))
-    usual = merge(usual, client_defaults(privacy, method))
     usual = merge(usual, device_defaults(merge(usual.get("method", {}), given)))
     full = merge(usual, {**overrides, "method": given})
     options = dict(full["method"])
@@ -275,7 +274,7 @@ def make_plan(
     federation: str,
     run: str = "",
     fewest: int = FEWEST_DEVICES,
-    masked: scales.MaskedScales = scales.MaskedScales(),  # noqa: B008 - it is immutable
+    masked: scales.Scales = scales.Scales(),  # noqa: B008 - it is immutable
     sums: Collection[str] = (),
 ) -> Plan:
     """Make the plan for the devices present at round 1, whose data have one form.
@@ -291,16 +290,19 @@ def make_plan(
     ordered = [profiles[name] for name in sorted(profiles)]
     declared, privacy, first = settings.data, with_noise(settings.privacy, settings.round), ordered[0]
     check_public(privacy, declared, first)
-    check_conflicts(settings, first.task)
+    likely = first.task != "custom" or hasattr(own_measure(settings.model_name or "none"), "likelihood")
+    check_conflicts(settings, first.task, likely)
     # In other tasks the same on all devices, in the order of the columns of y.
     classes = united_classes(profiles, declared.classes) if first.task == "classes" else first.labels
-    if settings.train.augment and first.kind != "images":
-        raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
+    check_training(settings.train, first)
     schema = first.schema if isinstance(first.schema, Schema) else None
     scales.check_bounds(privacy, schema)
     roles, one_sum = roles_of(settings.method, privacy), settings.privacy.secure_aggregation
     specs = specs_of(settings, ordered, len(classes), schema, roles, one_sum)
-    given = privacy.unit != "none"
+    clear = scales.scales_of(profiles, fewest)
+    common = scales.Scales(masked.features or clear.features, masked.targets or clear.targets)
+    if privacy.unit != "none":
+        common = scales.declared_scales(privacy, first)
     plan = Plan(
         federation=federation,
         seed=settings.seed,
@@ -309,13 +311,11 @@ def make_plan(
         classes=classes,
         method=settings.method.name,
         method_options=settings.method_options,
-        train=_train_of(settings, first.task, ordered),
-        scale=scales.declared_scale(privacy, first) if given else masked.features or scales.scale_of(profiles, fewest),
+        train=_train_of(settings, likely and TASKS[first.task].by_sample, ordered),
+        scale=common.features,
         column_names=declared.names or columns_of(profiles),
         task=first.task,
-        targets=scales.declared_targets(privacy, first)
-        if given
-        else masked.targets or scales.scale_of_targets(profiles, fewest),
+        targets=common.targets,
         run=run,
         transforms=settings.transforms,
         device_transforms=settings.encodings.on_devices,
@@ -351,13 +351,13 @@ def make_plan(
     return plan
 
 
-def _train_of(settings: ResolvedSettings, task: TaskName, profiles: Sequence[Profile]) -> TrainSettings:
+def _train_of(settings: ResolvedSettings, likely: bool, profiles: Sequence[Profile]) -> TrainSettings:
     """Return the settings of training as the plan has them, with the number of epochs.
 
     Where samples have no likelihood, by which devices choose between models, none is held out.
     """
     train = settings.train
-    validation = train.validation if TASKS[task].by_sample else 0.0
+    validation = train.validation if likely else 0.0
     epochs = train.local_epochs if settings.sets_epochs else usual_epochs(train, (profile.samples for profile in profiles))
     return msgspec.structs.replace(train, validation=validation, local_epochs=epochs, score=msgspec.UNSET)
 
@@ -378,7 +378,7 @@ def notes_on(plan: Plan, settings: ResolvedSettings) -> list[str]:
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
     """Explain why the model is not the usual one for this kind of data; empty if it is, or if it was set."""
     needs = roles_of(settings.method, settings.privacy)
-    why = models.why_not_usual(plan.model.kind, needs, plan.method, settings.model_options)
+    why = models.why_not_usual(plan.model.kind, needs, plan.method, settings.model_options, plan.model.per_position)
     return f"a {plan.model.name}, because {why}" if why and not settings.model_name else ""
 
 

@@ -145,7 +145,11 @@ class Synchronous:
         return len(state.connected) >= self.settings.min_clients and not self.refuses(state)
 
     def refuses(self, state: Round) -> str:
-        attackers, devices = self.settings.attackers, len(state.connected)
+        attackers, devices, least = self.settings.attackers, len(state.inside), self.settings.min_clients
+        if state.record.phase is Phase.WAITING and devices < least <= len(state.connected):
+            return (
+                f"round.devices = {self.settings.devices!r}: {devices} devices with this tag are connected, of at least {least}"
+            )
         waits = attackers and state.record.phase is Phase.WAITING and devices >= self.settings.min_clients
         return outvoted(self.settings, devices, attackers) if waits else ""
 
@@ -171,10 +175,10 @@ class Synchronous:
         Under secure aggregation devices in debt are skipped likewise: without one of its cohort a sum takes longer.
         """
         number, settings = state.record.round + 1, self.settings
-        able = state.connected - passed_over(state)
+        able = state.inside - passed_over(state)
         punctual = able - indebted(state.missed, state.now) if self.secure else able
         enough = [names for names in (punctual, able) if len(names) >= settings.min_clients]
-        names = sorted(enough[0] if enough else state.connected)
+        names = sorted(enough[0] if enough else state.inside)
         target = settings.clients or len(names)
         size = min(len(names), math.ceil(target * (1 + settings.over_selection)))
         cohort = tuple(sorted(self._draw("cohort", number).sample(names, size)))

@@ -75,10 +75,10 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
     match event:
         case events.Resumed(now):
             return _resume(rules, state, now)
-        case events.Connected(name, now, newcomer, empty):
+        case events.Connected(name, now, _, empty):
             if empty and state.record.phase is events.Phase.DONE:  # it is served once more
                 state = replace(state, finished=state.finished - {name}, reported=state.reported - {name})
-            return phase.connect(rules, _entering(rules, state, name, now, newcomer), name, now)
+            return phase.connect(rules, _entering(rules, state, event), name, now)
         case events.Disconnected(name, now):
             return phase.progress(rules, _leaving(state, name, now), now)
         case events.Reported(name, work=work):
@@ -120,11 +120,13 @@ def _resume(rules: Rules, state: Round, now: float) -> Step:
     return _phase(rules, phase_of(state.record)).resume(rules, state, now)
 
 
-def _entering(rules: Rules, state: Round, name: str, now: float, newcomer: bool) -> Round:
+def _entering(rules: Rules, state: Round, event: events.Connected) -> Round:
     """Add a device that has connected. Its missed orders in a row are forgotten: it is alive."""
+    name, now, newcomer = event.name, event.now, event.newcomer
     return replace(
         state,
         connected=state.connected | {name},
+        outside=state.outside | {name} if event.outside else state.outside - {name},
         newcomers=state.newcomers | {name} if newcomer and rules.settings.adapt_rounds else state.newcomers,
         left_at=without(state.left_at, name),
         moved_at={**state.moved_at, name: now},

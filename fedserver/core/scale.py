@@ -21,27 +21,24 @@ FAR = 30.0  # spreads; a category has them that half of one site's rows have, an
 Sums = tuple[float, float, float]  # count of numbers, their mean, and the sum of their squared distances from it
 
 
-class MaskedScales(msgspec.Struct, frozen=True):
-    """Mean and deviation of features and of targets over the devices of a masked sum; None: they were not in it."""
+class Scales(msgspec.Struct, frozen=True):
+    """Mean and deviation that devices have in common, of features and of targets; None: there are none."""
 
     features: Scale | None = None
     targets: Scale | None = None
 
 
-def scale_of(profiles: Mapping[str, Profile], fewest: int = 1) -> Scale | None:
-    """Return mean and deviation of the feature columns over the devices that disclose sums; None for local scales.
+def scales_of(profiles: Mapping[str, Profile], fewest: int = 1) -> Scales:
+    """Return mean and deviation of features and of regression targets over the devices that disclose sums of them.
 
     All devices must disclose them, or `fewest`: from the scale of two devices, each of the two can compute the other's sums.
+    Without a common scale of features, each device has its own.
 
     Devices are folded in the order of their names, by `joined`. Of three or more, one that is far from most does not count in
     that column, and one with many rows counts as MOST_VOTE usual ones.
     """
-    return _scale([profiles[name].columns for name in sorted(profiles)], fewest)
-
-
-def scale_of_targets(profiles: Mapping[str, Profile], fewest: int = 1) -> Scale | None:
-    """Return mean and deviation of the regression targets, so that all models use one unit; None as in `scale_of`."""
-    return _scale([profiles[name].targets for name in sorted(profiles)], fewest)
+    ordered = [profiles[name] for name in sorted(profiles)]
+    return Scales(_scale([one.columns for one in ordered], fewest), _scale([one.targets for one in ordered], fewest))
 
 
 def _scale(declared: Sequence[Columns | None], fewest: int) -> Scale | None:
@@ -87,84 +84,50 @@ def joined(a: Sums, b: Sums) -> tuple[float, float]:
     return mean + gap * more / rows, square + its_square + gap * gap * (count * more / rows)
 
 
-def check_columns(profile: Profile, name: str) -> None:
-    """Check the sums of columns that a device declares.
+def check_declared_sums(profile: Profile, name: str) -> None:
+    """Check the sums of columns and of targets that a device declares.
 
     Raises:
         SettingError: No shard of this profile can have them.
     """
-    columns = profile.columns
-    if columns is None:
-        return
-    most = profile.samples * (profile.shape[0] if profile.kind == "series" else 1)
-    sizes = {len(columns.mean), len(columns.squares)}
-    if (
-        profile.kind not in ("series", "tabular")
-        or sizes != {profile.shape[-1]}
-        or columns.rows != most
-        or not _within(columns)
+    steps = profile.shape[0] if profile.kind == "series" else 1
+    features = profile.shape[-1] if profile.kind in ("series", "tabular") else 0
+    targets = len(profile.labels) if profile.task == "regression" else 0
+    for what, columns, rows, width in (
+        ("columns", profile.columns, profile.samples * steps, features),
+        ("targets", profile.targets, profile.samples, targets),
     ):
-        raise SettingError(
-            f"{name} declares sums of columns that its shard cannot have: {columns.rows} rows of {sorted(sizes)} columns"
-        )
+        if columns is None:
+            continue
+        sizes = {len(columns.mean), len(columns.squares)}
+        sums = zip(columns.mean, columns.squares, strict=False)
+        if not width or sizes != {width} or columns.rows != rows or not all(can_be_joined(*pair) for pair in sums):
+            raise SettingError(
+                f"{name} declares sums of {what} that its shard cannot have: {columns.rows} rows of {sorted(sizes)} {what}"
+            )
 
 
-def check_targets(profile: Profile, name: str) -> None:
-    """Check the sums of targets that a device declares.
-
-    Raises:
-        SettingError: No shard of this profile can have them.
-    """
-    targets = profile.targets
-    if targets is None:
-        return
-    if profile.task != "regression":
-        raise SettingError(f"{name} declares the task {profile.task} with sums of its targets")
-    sizes = {len(targets.mean), len(targets.squares)}
-    if sizes != {len(profile.labels)} or targets.rows != profile.samples or not _within(targets):
-        raise SettingError(
-            f"{name} declares sums of targets that its shard cannot have: {targets.rows} rows of {sorted(sizes)} targets"
-        )
-
-
-def check_ability(profile: Profile, name: str, able: bool, scale: Scale | None, targets: Scale | None) -> None:
+def check_ability(profile: Profile, name: str, able: bool, common: Scales) -> None:
     """Check that a device can standardise as the plan says.
 
     Args:
         profile: Declaration of the device's data.
         name: The device.
         able: Whether it can standardise by its own statistics (common.protocol.LOCAL_SCALE).
-        scale: The plan's scale of features.
-        targets: The plan's scale of targets.
+        common: The plan's scales.
 
     Raises:
         SettingError: The device relies on a common scale, and there is none.
     """
-    if not able and ((profile.columns and scale is None) or (profile.targets and targets is None)):
+    if not able and ((profile.columns and common.features is None) or (profile.targets and common.targets is None)):
         raise SettingError(
             f"{name} cannot standardise by its own statistics, and this federation has no common ones: update fedclient"
         )
 
 
-def _within(columns: Columns) -> bool:
-    """Return whether all numbers are small enough to be folded."""
-    return all(can_be_joined(mean, square) for mean, square in zip(columns.mean, columns.squares, strict=True))
-
-
 def can_be_joined(mean: float, square: float) -> bool:
     """Return whether a mean and a sum of squared distances are possible, and small enough for `joined`."""
     return abs(mean) <= LARGEST and 0 <= square <= LARGEST**2
-
-
-def declared_scale(privacy: PrivacySettings, profile: Profile) -> Scale | None:
-    """Return the scaling of features by their public ranges: each becomes -1 to 1. None without ranges, or for other data.
-
-    Raises:
-        SettingError: There is another number of ranges than of features.
-    """
-    if profile.kind not in ("series", "tabular") or not privacy.ranges:
-        return None
-    return _by_ranges(privacy.ranges, profile.shape[-1], "privacy.ranges")
 
 
 def check_bounds(privacy: PrivacySettings, schema: Schema | None) -> None:
@@ -184,21 +147,37 @@ def check_bounds(privacy: PrivacySettings, schema: Schema | None) -> None:
         raise SettingError("privacy.ranges and a schema cannot be combined: set `range` in the sections [data.columns.NAME]")
 
 
-def declared_targets(privacy: PrivacySettings, profile: Profile) -> Scale | None:
-    """Return the scaling of the numbers to predict by their public ranges; without ranges they stay as they are.
+def declared_scales(privacy: PrivacySettings, profile: Profile) -> Scales:
+    """Return the scaling of features and of numbers to predict by their public ranges: each becomes -1 to 1.
+
+    Features have none without ranges, and numbers to predict then stay as they are.
 
     Raises:
-        SettingError: As `declared_scale`.
+        SettingError: There is another number of ranges than of features or of numbers.
     """
-    if profile.task != "regression":
+    features = privacy.ranges if profile.kind in ("series", "tabular") else []
+    targets = (privacy.target_ranges or [(-1.0, 1.0)]) if profile.task == "regression" else []
+    return Scales(
+        _by_ranges(features, profile.shape[-1], "privacy.ranges"),
+        _by_ranges(targets, len(profile.labels), "privacy.target_ranges"),
+    )
+
+
+def _by_ranges(ranges: Sequence[tuple[float, float]], columns: int, setting: str) -> Scale | None:
+    if not ranges:
         return None
-    return _by_ranges(privacy.target_ranges or [(-1.0, 1.0)], len(profile.labels), "privacy.target_ranges")
+    pairs = pairs_of(ranges, columns, setting)
+    return Scale([(low + high) / 2 for low, high in pairs], [(high - low) / 2 for low, high in pairs])
 
 
-def _by_ranges(ranges: Sequence[tuple[float, float]], columns: int, setting: str) -> Scale:
+def pairs_of(ranges: Sequence[tuple[float, float]], columns: int, setting: str) -> Sequence[tuple[float, float]]:
+    """Return a range for each column, of which one may stand for all.
+
+    Raises:
+        SettingError: There is another number of ranges than of columns.
+    """
     if len(ranges) not in (1, columns):
         raise SettingError(
             f"{setting} has {len(ranges)} ranges, and the data have {columns} columns: give one for each, or one"
         )
-    pairs = [*ranges] * (columns if len(ranges) == 1 else 1)
-    return Scale([(low + high) / 2 for low, high in pairs], [(high - low) / 2 for low, high in pairs])
+    return [*ranges] * (columns if len(ranges) == 1 else 1)

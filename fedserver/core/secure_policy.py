@@ -22,24 +22,23 @@ from attune.fedserver.core.policy import FEW, SHOWN, Asked, Synchronous
 from attune.fedserver.core.state import STEPS, FleetPace, Round, indebted
 from attune.fedserver.core.voices import MOST_VOTE
 
-ON = "privacy.secure_aggregation"
+ON, CLIENT = "privacy.secure_aggregation", 'privacy.unit = "client"'
 TENTH = 0.1 * (1 - 1e-9)  # of a usual step, with the error of rounding
 
 
 def defaults_of(privacy: PrivacySettings, method: Method) -> dict[str, Any]:
-    """Return the defaults under secure aggregation: nothing that looks at single updates, and rounds that are large enough.
+    """Return the defaults where sums alone are read, or have noise: nothing that looks at single updates, and large rounds.
 
     Raises:
         SettingError: The method shares nothing.
     """
-    if not privacy.secure_aggregation:
+    if not privacy.secure_aggregation and not privacy.on_server:
         return {}
     if set(method.kinds) <= {"private"}:
-        raise SettingError(f"method {method.name} shares nothing that {ON} could sum")
-    return {
-        "method": {"bound_change": 0.0, "bound_samples": 0.0},
-        "round": {"take_back": 0.0, "min_clients": privacy.secure_devices},
-    }
+        why = f"{ON} could sum" if privacy.secure_aggregation else f"{CLIENT} could protect"
+        raise SettingError(f"method {method.name} shares nothing that {why}")
+    least = {"min_clients": privacy.secure_devices} if privacy.secure_aggregation else {}
+    return {"method": {"bound_change": 0.0, "bound_samples": 0.0}, "round": {"take_back": 0.0, **least}}
 
 
 def knows_more(privacy: PrivacySettings) -> bool:
@@ -163,7 +162,7 @@ class SameCohortRounds(Synchronous):
                 f"them, or leave at least {least} of the {len(cohort)} out (round.left_out)"
             )
         able, least = len(self._candidates(state)), self.settings.min_clients
-        if able < least <= len(state.connected):
+        if able < least <= len(state.inside):
             return f"round.left_out leaves {able} devices, and round.min_clients is {least}"
         return super().refuses(state)
 
@@ -190,7 +189,7 @@ class SameCohortRounds(Synchronous):
 
     def _candidates(self, state: Round) -> frozenset[str]:
         """Return the connected devices that the operator has not left out."""
-        return state.connected - frozenset(self.settings.left_out)
+        return state.inside - frozenset(self.settings.left_out)
 
 
 EXCHANGES = 5  # of a sum: `round.grace_s` is for all of them together

@@ -28,6 +28,7 @@ class Round(msgspec.Struct, frozen=True, dict=True):
     finished: frozenset[str] = NOBODY  # devices that have handed in their last evaluation
     newcomers: frozenset[str] = NOBODY  # connected devices that get rounds of their own after the end
     connected: frozenset[str] = NOBODY
+    outside: frozenset[str] = NOBODY  # devices that get no order of training (`round.devices`)
     left_at: Mapping[str, float] = {}  # when a device disconnected
     losses: Mapping[str, float] = {}  # training losses reported for the open orders
     troubled: frozenset[str] = NOBODY  # devices that say they cannot carry out the open orders
@@ -95,9 +96,14 @@ class Round(msgspec.Struct, frozen=True, dict=True):
         return max([self.charged_at, *(self.ended_at.get(name, 0.0) for name in self.reported)])
 
     @property
+    def inside(self) -> frozenset[str]:
+        """Connected devices that may train."""
+        return self.connected - self.outside
+
+    @property
     def idle(self) -> frozenset[str]:
-        """Connected devices without an open order."""
-        return self.connected - frozenset(self.record.devices)
+        """Connected devices that may train and hold no open order."""
+        return self.inside - frozenset(self.record.devices)
 
     def but(self, **changes: Any) -> Self:
         """Return the state with these fields changed, which are neither the record nor who has reported."""

@@ -11,7 +11,7 @@ import msgspec
 from attune.common.errors import SettingError
 from attune.common.models import registry
 from attune.common.models.options import SHARPNESS
-from attune.common.plan import MAIN, ModelSpec, Profile
+from attune.common.plan import LIGHT, MAIN, ModelSpec, Profile
 from attune.common.schema import Schema
 from attune.common.task import TASKS
 
@@ -51,7 +51,7 @@ def variants_of(
     for table in given:
         changes = dict(table)
         variant, other = changes.pop("name", None), changes.pop("model", name)
-        if not isinstance(variant, str) or not _NAME.fullmatch(variant) or variant in (MAIN, *variants):
+        if not isinstance(variant, str) or not _NAME.fullmatch(variant) or variant in (MAIN, LIGHT, *variants):
             raise SettingError(
                 f"setting model.variant: {str(variant)[:50]!r} is no name of a variant: take up to 40 small letters, digits, - "
                 f"and _, for each another one, and not {MAIN!r}"
@@ -90,7 +90,7 @@ def specs_of(
     first, vocabulary = profiles[0], settings.data.vocabulary or max(profile.vocabulary for profile in profiles)
     width, specs = TASKS[first.task].width(classes), dict[str, ModelSpec]()
     for variant, choice in {"": ModelChoice(settings.model_name, settings.model_options), **settings.variants}.items():
-        name = choice.name or registry.model_for(first.kind, roles, choice.options)
+        name = choice.name or registry.model_for(first.kind, roles, choice.options, first.per_position)
         spec = registry.default_spec(first.kind, first.shape, width, vocabulary, name, choice.options, first.per_position)
         if spec.name == "closed-form":
             spec = msgspec.structs.replace(spec, options={**spec.options, "one_sum": one_sum})

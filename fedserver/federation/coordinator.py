@@ -19,14 +19,13 @@ from attune.common.plan import FEWEST_DEVICES
 from attune.fedserver.core import messages as events
 from attune.fedserver.core.round import next_wake, step
 from attune.fedserver.federation.closing import RoundCloser
-from attune.fedserver.federation.exchanger import ExchangeAccount
 from attune.fedserver.federation.federation_state import FederationState
-from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.opening import OrderSender
 from attune.fedserver.federation.planner import Planner
 from attune.fedserver.federation.secure_rounds import SecureRounds
 from attune.fedserver.federation.steps import PassedOver
+from attune.fedserver.federation.survey import Survey
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.ledger import Snapshot
@@ -47,7 +46,6 @@ class Coordinator:
         finished: The federation is done, or has failed.
         unusable: Something is damaged: nothing can be done before it is restored.
         error: Why it has failed.
-        account: The fleet's account of waits.
     """
 
     def __init__(self, state: FederationState, federation: str, *, one_owner: bool = False) -> None:
@@ -55,16 +53,17 @@ class Coordinator:
         self.error: AttuneError | None = None
         self.ready, self.finished, self.unusable = asyncio.Event(), asyncio.Event(), asyncio.Event()
         state.turns.failed = self._fail
-        settings, streams, fewest = state.settings, state.streams, 1 if one_owner else FEWEST_DEVICES
-        self.account = account = ExchangeAccount(state, self.handle)
-        self.secure = SecureRounds(settings.privacy, federation, streams, state.turns, self.handle, account)
-        self.masked = MaskedSurvey(settings.privacy, federation, streams, state.storage.blobs, state.executors, account)
-        self.planner, self._orders = Planner(state, federation, fewest, self.masked), OrderSender(state, fewest)
-        self.members = Members(state, self.handle, self.planner, self._orders, self.secure, self.masked)
+        fewest = 1 if one_owner else FEWEST_DEVICES
+        self.secure = SecureRounds(state, federation, self.handle)
+        self.survey = Survey(state, federation, self.handle)
+        self.planner, self._orders = Planner(state, federation, fewest, self.survey), OrderSender(state, fewest)
+        self.members = Members(state, self.handle, self.planner, self._orders, self.secure, self.survey)
         self.updates = Updates(state, self.handle, self.members.excuse, self.secure)
         self._passed_over = PassedOver(state.storage.ledger, state.troubles)
         self._closer = RoundCloser(state, self._orders, self.secure, self._passed_over, self._follow)
         self._timer: asyncio.TimerHandle | None = None
+        self._one_owner = one_owner
+        self._told: dict[int, dict[str, str]] = {}  # the round after which it is true -> what each site is worth
 
     async def start(self) -> None:
         """Continue the step at which the last process stopped. Errors are those of `FederationState.restore` and `resume`."""
@@ -150,7 +149,7 @@ class Coordinator:
                 case events.GoBack(number):
                     state.turns.start(self._closer.close(number, frozenset(), effect))
                 case events.FinishDevices(devices):
-                    self._finish(devices)
+                    await self._finish(devices)
                 case events.PassOver(devices, work):
                     await self._passed_over.pass_over(devices, work)
                 case events.AskAgain(devices, work):
@@ -160,14 +159,27 @@ class Coordinator:
         self._set_timer()
         return counts
 
-    def _finish(self, devices: Iterable[str]) -> None:
+    async def _finish(self, devices: Iterable[str]) -> None:
         if self.state.settings.until is not None:
             return  # not all runs of a race are over
         record, rounds = self.state.round.record, self.state.settings.round.rounds
+        over, worths = f"all {record.last or rounds} rounds are done" if rounds else "evaluated", await self._worths()
         for name in devices:
-            self.state.streams.send(name, Farewell(f"all {record.last or rounds} rounds are done" if rounds else "evaluated"))
+            self.state.streams.send(name, Farewell("; ".join([over, *filter(None, [worths.get(name)])])))
         if record.phase is events.Phase.DONE:
             self.finished.set()  # else newcomers are given rounds of their own first
+
+    async def _worths(self) -> dict[str, str]:
+        """Return what each site is told of its worth to the others: the same until another round is closed."""
+        if self._one_owner or (record := self.state.round.record).phase is not events.Phase.DONE:
+            return {}
+        if record.round not in self._told:
+            try:
+                self._told = {record.round: await self.state.lab.worths()}
+            except AttuneError as error:
+                LOG.warning("no site is told what it is worth to the others: %s", error)
+                self._told = {record.round: {}}
+        return self._told[record.round]
 
     async def _fail(self, error: Exception) -> None:
         """Record that the step failed. The status has the reason, and a restart tries the same step again.

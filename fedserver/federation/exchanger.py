@@ -5,64 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from attune.common import aio
-from attune.common.exchange.messages import SecureMessage
+from attune.common.exchange.messages import FixedSurvivors, SecureMessage
+from attune.common.faults import SERVER, fail_at
 from attune.common.text import listed
 from attune.fedserver.core.messages import Exchanged
 from attune.fedserver.core.secure_policy import ExchangeWait
-from attune.fedserver.federation.federation_state import FederationState
+from attune.fedserver.federation.federation_state import FederationState, Handle
 
 if TYPE_CHECKING:
-    from attune.fedserver.core.collector import Collector
+    from attune.fedserver.core.collector import Collector, Unmasking
 
 LOG = logging.getLogger("fedserver")
 
 
-class ExchangeAccount:
-    """The fleet's paces and debts, as exchanges with devices read and extend them.
+class Exchanger:
+    """Waits for devices' answers, to one question at a time, and the exchanges of the present attempt.
 
     Args:
-        state: The state, whose round has them.
+        state: The federation, whose round has the fleet's paces and debts. If its clock stands, all answers are waited for.
         handle: Takes an exchange in that is over.
+        kind: Before the names of exchanges among the fleet's paces.
 
     Attributes:
-        clock: If it stands, all answers are waited for.
-    """
-
-    def __init__(self, state: FederationState, handle: Callable[[Exchanged], Coroutine[Any, Any, Any]]) -> None:
-        self._state, self._handle, self.clock = state, handle, state.clock
-
-    def left_s(self, wait: ExchangeWait, began: float) -> float:
-        """Return for how many seconds an exchange still waits."""
-        if not wait.pending or self.clock.stands:
-            return float(len(wait.pending))
-        now = self.clock.monotonic()
-        return began + wait.patience_s(self._state.settings.round, self._state.round, now) - now
-
-    async def close(self, wait: ExchangeWait, began: float) -> None:
-        """Note an exchange that is over."""
-        now, took = self.clock.monotonic(), wait.took if wait.kind else {}
-        costs = wait.costs(self._state.settings.round, self._state.round, now - began, now)
-        if (took or costs) and not self.clock.stands:
-            await self._state.turns.take(lambda: self._handle(Exchanged(now, wait.kind, took, costs)))
-
-
-class Waits:
-    """Waits for devices' answers, to one question at a time.
-
-    Args:
-        account: The account of waits.
-
-    Attributes:
+        collector: The present attempt; None: there is none, and answers are ignored.
         moved_at: When the present wait began, monotonic.
     """
 
-    def __init__(self, account: ExchangeAccount) -> None:
+    def __init__(self, state: FederationState, handle: Handle, kind: str = "") -> None:
+        self.collector: Collector | None = None
         self.moved_at = 0.0
-        self._account, self._changed = account, asyncio.Event()
+        self._state, self._handle, self._kind, self._changed = state, handle, kind, asyncio.Event()
         self._took: dict[str, float] = {}  # seconds for the answers to the present question
 
     async def wait(
@@ -77,58 +54,66 @@ class Waits:
             ask: Asks a device.
             kind: Name of the question among the fleet's paces; empty: it has none, for the next one may take far longer.
         """
-        self.moved_at, self._took, asked = self._account.clock.monotonic(), {}, frozenset(pending())
+        state, clock = self._state, self._state.clock
+        self.moved_at, self._took, asked = clock.monotonic(), {}, frozenset(pending())
         for name in sorted(asked):
             ask(name)
-
-        def wait() -> ExchangeWait:
-            return ExchangeWait(kind, asked, frozenset(pending()), self._took, least, wait_s)
-
-        while (left_s := self._account.left_s(wait(), self.moved_at)) > 0:
+        while True:
             self._changed.clear()
+            wait, now = ExchangeWait(kind, asked, frozenset(pending()), self._took, least, wait_s), clock.monotonic()
+            patience_s = math.inf if clock.stands else wait.patience_s(state.settings.round, state.round, now)
+            if not wait.pending or (left_s := self.moved_at + patience_s - now) <= 0:
+                break
             with contextlib.suppress(TimeoutError):
-                async with aio.timeout(None if self._account.clock.stands else left_s):
+                async with aio.timeout(None if clock.stands else left_s):
                     await self._changed.wait()
-        await self._account.close(wait(), self.moved_at)
+        costs, took = wait.costs(state.settings.round, state.round, now - self.moved_at, now), self._took if kind else {}
+        if (took or costs) and not clock.stands:
+            await state.turns.take(lambda: self._handle(Exchanged(now, kind, took, costs)))
 
     def came(self, name: str) -> None:
         """Take note that a device's answer is here."""
-        self._took.setdefault(name, self._account.clock.monotonic() - self.moved_at)
+        self._took.setdefault(name, self._state.clock.monotonic() - self.moved_at)
         self._changed.set()
 
+    async def carried_out(
+        self, collector: Collector, wait_s: float, number: int, keep: Callable[[FixedSurvivors], Coroutine[Any, Any, Any]]
+    ) -> Unmasking:
+        """Carry an attempt out, and return what takes the masks off its sum.
 
-class Exchanger(Waits):
-    """Exchanges of the present attempt.
+        Args:
+            collector: The attempt.
+            wait_s: Seconds that each exchange waits at most.
+            number: Round of the attempt; 0: it is for statistics.
+            keep: Makes the survivors durable, before any device is asked about them.
 
-    Args:
-        send: Sends a message to a device, if it is connected.
-        account: The account of waits.
-        kind: Before the names of exchanges among the fleet's paces.
+        Raises:
+            UpdateRefused: Too few devices have answered.
+        """
+        self.collector = collector
+        while True:
+            exchange = collector.exchange
+            await self.wait(lambda: collector.pending, collector.least, wait_s, self.connected, self._kind + exchange)
+            if missing := sorted(collector.pending):
+                LOG.warning("round %d: %s: no answer of %s", collector.occasion.round, exchange, listed(missing))
+            if exchange == "unmasking":
+                unmasking = collector.unmasking()
+                fail_at(SERVER, number, "secure-unmasking")
+                return unmasking
+            collector.advance()
+            if exchange == "masked" and collector.fixed is not None:
+                await keep(collector.fixed)
+            fail_at(SERVER, number, f"secure-{exchange}")
 
-    Attributes:
-        collector: The present attempt; None: there is none, and answers are ignored.
-    """
+    def send(self, name: str, message: SecureMessage) -> None:
+        """Send a message to a device, if it is connected."""
+        self._state.streams.send(name, message)
 
-    def __init__(self, send: Callable[[str, SecureMessage], None], account: ExchangeAccount, kind: str = "") -> None:
-        super().__init__(account)
-        self.collector: Collector | None = None
-        self._send, self._kind = send, kind
-
-    async def answers(self, wait_s: float) -> None:
-        """Ask, and wait for the answers to the present exchange, `wait_s` at most."""
-        collector = self.collector
-        if collector is None:
-            return
-        kind = self._kind + collector.exchange
-        await self.wait(lambda: collector.pending, collector.least, wait_s, self.ask_again, kind)
-        if missing := sorted(collector.pending):
-            LOG.warning("round %d: %s: no answer of %s", collector.occasion.round, collector.exchange, listed(missing))
-
-    def ask_again(self, name: str) -> None:
-        """Ask a device again, if its answer is missing."""
+    def connected(self, name: str) -> None:
+        """Ask a device, or again if it has a new stream, if its answer is missing."""
         collector = self.collector
         if collector is not None and name in collector.pending:
-            self._send(name, collector.request(name))
+            self.send(name, collector.request(name))
 
     def answered(self, name: str, message: SecureMessage) -> None:
         """Take a device's answer in.

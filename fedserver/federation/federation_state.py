@@ -72,7 +72,9 @@ class FederationState:
     @property
     def task(self) -> ScoredTask:
         """Task of the plan with its score, or "classes" without a plan."""
-        return "classes" if self.plan is None else "ranked" if self.plan.score else self.plan.task
+        if self.plan is None:
+            return "classes"
+        return "ranked" if self.plan.score == "auroc" else self.plan.score or self.plan.task
 
     @property
     def line(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, UpdateRefused
 from attune.common.exchange.messages import Description, Hello, Notice, SecureMessage, read_profile
-from attune.common.plan import MAIN, check_variant
+from attune.common.plan import LIGHT, MAIN, check_tag, check_variant
 from attune.common.protocol import (
     DESCRIPTION,
     EMBEDDING,
@@ -27,19 +27,19 @@ from attune.common.protocol import (
 )
 from attune.common.schema import UNIT_VERDICTS
 from attune.common.text import listed
-from attune.fedserver.core import data_form
+from attune.fedserver.core import data_form, tags
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.adaptation import describes_devices, embeds_on_devices
 from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord
 from attune.fedserver.core.secure_policy import check_profile, knows_more
 from attune.fedserver.federation.federation_state import FederationState, Handle
-from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.opening import OrderSender
 from attune.fedserver.federation.planner import Planner
 from attune.fedserver.federation.refusals import ReportBudget
 from attune.fedserver.federation.secure_rounds import SecureRounds
 from attune.fedserver.federation.streams import WORK, DeviceStage, Stream
+from attune.fedserver.federation.survey import Survey
 
 LOG = logging.getLogger("fedserver")
 NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
@@ -67,16 +67,17 @@ class Members:
         planner: Planner,
         orders: OrderSender,
         secure: SecureRounds,
-        masked: MaskedSurvey,
+        survey: Survey,
     ) -> None:
         """Take over the parts of a federation. `handle` tells the round what has happened."""
         self._state, self._handle, self._planner, self._orders = state, handle, planner, orders
-        self._secure, self._masked = secure, masked
+        self._secure, self.survey = secure, survey
         self._settings, self._streams, self._turns = state.settings, state.streams, state.turns
         self._budget = ReportBudget()
         self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
         self._early: list[Stream] = []  # of devices that came before there was a plan
         self._describes = describes_devices(state.settings.configured)
+        self._tags: dict[str, str] = {}  # as the ledger has them
         self._described: dict[str, bool] = {}  # devices that have told of their data, or not to: whether the lab knows it
         self._silent: dict[str, Stream] = {}  # newcomers that know the plan and are still to tell of their data
 
@@ -124,12 +125,13 @@ class Members:
             raise SettingError(f"{name} cannot evaluate a given model (fedserver evaluate): update fedclient")
         self._state.revoked.check(name)
         data_form.check_possible(profile, name)
+        check_tag(profile.tag or "")
         check_profile(self._settings.privacy, profile, name)
         check_variant(profile.variant or "", self._settings.variants)
         if self._state.plan is not None:
             plan = self._state.plan
             data_form.check_fits(profile, plan, name)
-            scales.check_ability(profile, name, LOCAL_SCALE in hello.encodings, plan.scale, plan.targets)
+            scales.check_ability(profile, name, LOCAL_SCALE in hello.encodings, scales.Scales(plan.scale, plan.targets))
         else:
             data_form.check_declared(profile, self._settings.data, name)
         stream = Stream(name, profile, hello.software, hello.inline_bytes, hello.encodings, process)
@@ -148,6 +150,7 @@ class Members:
         """
         arrived, self._arrived = self._arrived, []
         streams = [stream for stream, note in arrived if await self._is_in(stream, note)]
+        await self._note_tags(streams)
         if self._state.plan is not None:
             await self._enter(streams)
         else:
@@ -164,9 +167,13 @@ class Members:
         if not self._streams.is_current(stream):
             return False
         if self._state.plan is not None:
-            await self._planner.vary(self._state.plan, {name: profile})
-            if (before := self._planner.variants.get(name, "")) != (profile.variant or ""):
-                await self._refuse(name, SettingError(OTHER_VARIANT.format(name, before or MAIN, profile.variant or MAIN)))
+            group = self._state.plan.group_of(profile.variant)
+            row = await self._state.storage.ledger.device(name) if group == LIGHT else None
+            served = row is not None and (row.fetched >= 0 or name in self._state.round.record.devices)
+            if not served:  # else it is light already, or has a network in this run
+                await self._planner.vary(self._state.plan, {name: profile})
+            if (before := self._planner.variants.get(name, "")) != group:
+                await self._refuse(name, SettingError(OTHER_VARIANT.format(name, before or MAIN, group or MAIN)))
                 return False
         labels = ", ".join(map(str, profile.labels))[:KEPT_LABELS]
         await self._update(
@@ -179,20 +186,32 @@ class Members:
         self._state.activity.enter(name, DeviceStage.WAITING)
         if self._state.plan is not None:
             self._streams.send(name, self._planner.welcome(self._state.plan))
-        self._masked.connected(name)
+        self.survey.connected(name)
         return True
+
+    async def _note_tags(self, streams: Sequence[Stream]) -> None:
+        ledger, profiles = self._state.storage.ledger, {stream.name: stream.profile for stream in streams}
+        self._tags = await ledger.tags()
+        if new := tags.tags_told(profiles, self._tags):
+            await ledger.note_tags(new)
+            self._tags |= new
 
     async def _enter(self, streams: Sequence[Stream]) -> None:
         """Tell the round about devices that know the plan. A newcomer waits until it has told of its data, if it will."""
         present = {stream.name: stream.empty for stream in streams if self._streams.is_current(stream)}
-        contributed = {device.name for device in await self._known(present) if device.contributed}
+        known = await self._known(present)
+        contributed = {device.name for device in known if device.contributed}
+        asked = self._settings.round.devices
+        outside = {device.name for device in known if tags.is_outside(asked, tags.tag_of(device, self._tags))}
         if self._describes and self._state.round.record.round:
-            asked = {name for name in present.keys() - contributed if not self._described.get(name)}
-            silent = {one.name: one for one in streams if one.name in asked and DESCRIPTION in one.known}
+            unheard = {name for name in present.keys() - contributed if not self._described.get(name)}
+            silent = {one.name: one for one in streams if one.name in unheard and DESCRIPTION in one.known}
             self._silent |= silent
             present = {name: empty for name, empty in present.items() if name not in silent}
         now = self._state.clock.monotonic()
-        await self._handle(*(events.Connected(name, now, name not in contributed, empty) for name, empty in present.items()))
+        await self._handle(
+            *(events.Connected(name, now, name not in contributed, no, name in outside) for name, no in present.items())
+        )
         for name in present:
             self._secure.connected(name)
 
@@ -295,7 +314,7 @@ class Members:
     def secure(self, name: str, message: SecureMessage) -> None:
         """Take in a device's answer in secure aggregation. Without it, the answer is ignored."""
         try:
-            (self._masked if message.of_statistics else self._secure).answered(name, message)
+            (self.survey if message.of_statistics else self._secure).answered(name, message)
         except UpdateRefused as refusal:
             if self._is_written(name, str(refusal)):
                 LOG.warning("%s takes no part in secure aggregation: %s", name, refusal, extra={"device": name})
@@ -344,7 +363,7 @@ class Members:
         self._state.activity.enter(name, DeviceStage.ABSENT, reason)
         await self.expel(name)
         self._secure.drop(name, reason)
-        self._masked.drop(name, reason)
+        self.survey.drop(name, reason)
 
     async def expel(self, name: str) -> None:
         """Continue the round without a revoked device, and remove its update from the inbox. The caller must have the turn."""

@@ -60,7 +60,8 @@ class OrderSender:
                 await self._ledger.update_device(name, progress=0.0)
         for name in devices:
             blobs, stream = takes[name], self._state.streams.get(name)
-            trains, returns = self._task_of(parts, record, name, known.get(name)) if work == "train" else ((), ())
+            theirs = [part for part in parts if part == SOLVED or part in served[name]]  # a light device has no network
+            trains, returns = self._task_of(theirs, record, name, known.get(name)) if work == "train" else ((), ())
             encoding_of = self._settings.encodings.asked
             asked = {part: "" if part == SOLVED else encoding_of(part, part in blobs) for part in returns}
             order_id, changes = OrderId(work, number, name), stream is not None and stream.changes

@@ -14,7 +14,7 @@ import msgspec
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.exchange.messages import Notice, Welcome
 from attune.common.faults import SERVER, fail_at
-from attune.common.plan import Plan, Profile
+from attune.common.plan import LIGHT, Plan, Profile
 from attune.common.protocol import LOCAL_SCALE
 from attune.common.schema import Schema
 from attune.common.text import clean, listed
@@ -25,7 +25,7 @@ from attune.fedserver.core.ballot import classes_apart, united
 from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.core.table_schemas import telling
 from attune.fedserver.federation.federation_state import FederationState
-from attune.fedserver.federation.masked_survey import MaskedSurvey
+from attune.fedserver.federation.survey import Survey
 from attune.fedserver.lab.given import read_given
 
 LOG = logging.getLogger("fedserver")
@@ -41,7 +41,7 @@ class Planner:
         state: The federation.
         name: Its name, as in the plan.
         fewest: Devices whose statistics are combined for others.
-        masked: The masked sum of statistics, by which data may be scaled.
+        survey: The survey, by whose masked sum data may be scaled.
 
     Attributes:
         planless: Done once no plan could be made; why.
@@ -50,13 +50,14 @@ class Planner:
         variants: The variant of the model that each device has, once it has connected under a plan with variants.
     """
 
-    def __init__(self, state: FederationState, name: str, fewest: int, masked: MaskedSurvey) -> None:
-        self._state, self._name, self._fewest, self._masked = state, name, fewest, masked
+    def __init__(self, state: FederationState, name: str, fewest: int, survey: Survey) -> None:
+        self._state, self._name, self._fewest, self._survey = state, name, fewest, survey
         self._settings, self._streams = state.settings, state.streams
         self.planless: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()
         self.profiles: Mapping[str, Profile] = {}
         self.variants: dict[str, str] = {}
         self.direct = ""
+        self._common = scales.Scales()  # by a masked sum
         self._summing, self._summed = False, False  # whether statistics for common scales are being summed, or were
 
     async def planned(self, known: Known, refuse: RefuseDevice, again: Callable[[], Coroutine[Any, Any, None]]) -> bool:
@@ -98,7 +99,7 @@ class Planner:
         agreed = {name: profile for name, profile in agreement.agreed.items() if name not in {*greedy, *unable}}
         if len(agreed) < self._settings.round.min_clients or self._summing:
             return False
-        if not self._summed and self._masked.wanting(agreed):
+        if not self._summed and self._survey.wanting(agreed):
             self._summing = True
             self._state.turns.start(self._sum_statistics(agreed, again))
             return False
@@ -106,9 +107,9 @@ class Planner:
 
     async def _sum_statistics(self, agreed: Mapping[str, Profile], again: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Sum masked statistics for common scales, beside the turns, and go on to the plan."""
-        scale = partial(self._masked.scale, agreed, self._masked.wait_s)
+        scale = partial(self._survey.scale, agreed)
         try:
-            await self._state.troubles.overcome("summing statistics", scale)
+            self._common = await self._state.troubles.overcome("summing statistics", scale)
         except (UpdateRefused, SettingError) as refusal:
             LOG.warning("each device standardises by its own statistics, since there is no masked sum of them: %s", refusal)
         self._summing, self._summed = False, True
@@ -116,11 +117,11 @@ class Planner:
 
     def _unable(self, profiles: Mapping[str, Profile]) -> dict[str, AttuneError]:
         """Return an error for each device that relies on common statistics, if these devices disclose too few."""
-        scale, targets = scales.scale_of(profiles, self._fewest), scales.scale_of_targets(profiles, self._fewest)
+        common = scales.scales_of(profiles, self._fewest)
         errors: dict[str, AttuneError] = {}
         for name, profile in profiles.items():
             try:
-                scales.check_ability(profile, name, self._streams.can(name, LOCAL_SCALE), scale, targets)
+                scales.check_ability(profile, name, self._streams.can(name, LOCAL_SCALE), common)
             except SettingError as error:
                 errors[name] = error
         return errors
@@ -148,7 +149,7 @@ class Planner:
     async def _make_plan(self, profiles: Mapping[str, Profile]) -> None:
         """Fix the plan, make the state before round 1 durable, and tell all waiting devices."""
         state, settings, overcome = self._state, self._state.settings, self._state.troubles.overcome
-        ability, common = planning.sums_ability(settings), self._masked.common
+        ability, common = planning.sums_ability(settings), self._common
         sums = [name for name in profiles if state.streams.can(name, ability)]
         plan = planning.make_plan(settings, profiles, self._name, state.run, self._fewest, common, sums)
         if settings.round.given is not None:
@@ -165,15 +166,17 @@ class Planner:
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
         for line in planning.notes_on(plan, settings):
             LOG.info("%s", line)
-        fewest_alike = min(Counter(profile.variant for profile in profiles.values()).values())
+        groups = [plan.group_of(profile.variant) for profile in profiles.values()]
+        fewest_alike = min(Counter(group for group in groups if group != LIGHT).values(), default=0)
         for why in settings.what_liars_can(fewest_alike) if self._fewest > 1 else ():
             LOG.warning("%s", why)
         for name in profiles:
             state.streams.send(name, self.welcome(plan))
 
     async def vary(self, plan: Plan, profiles: Mapping[str, Profile]) -> None:
-        """Fix the variant of the model that devices have in this run, if the plan has variants."""
-        chosen = {name: profile.variant or "" for name, profile in profiles.items()} if plan.variants else {}
+        """Fix the variant of the model that devices have in this run, if the plan has variants, or a device has no network."""
+        groups = {name: plan.group_of(profile.variant) for name, profile in profiles.items()}
+        chosen = {name: group for name, group in groups.items() if plan.variants or group}
         if new := {name: variant for name, variant in chosen.items() if name not in self.variants}:
             write = partial(self._state.storage.ledger.note_variants, new)
             await self._state.troubles.overcome("writing the devices' variants", write)

@@ -7,26 +7,23 @@ something here, and wake the exchange that waits for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from attune.common.config import PrivacySettings
 from attune.common.errors import UpdateRefused
-from attune.common.exchange.messages import FixedSurvivors, SecureMessage
-from attune.common.faults import SERVER, fail_at
+from attune.common.exchange.messages import FixedSurvivors
 from attune.common.text import listed
 from attune.fedserver.core.messages import Attempted, OrderId, Record
-from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
-from attune.fedserver.federation.steps import Turns
-from attune.fedserver.federation.streams import Streams
+from attune.fedserver.federation.exchanger import Exchanger
+from attune.fedserver.federation.federation_state import FederationState, Handle
 
 if TYPE_CHECKING:
-    from attune.fedserver.core.collector import Collector, Unmasking
+    from attune.fedserver.core.collector import Unmasking
 
 LOG = logging.getLogger("fedserver")
 ATTEMPTS = 3  # of a process, before a round ends without a sum
-Handle = Callable[[Attempted], Coroutine[Any, Any, bool]]
 
 
 @dataclass(frozen=True)
@@ -55,37 +52,21 @@ class UnmaskedSum:
         )
 
 
-class SecureRounds:
+class SecureRounds(Exchanger):
     """The exchanges of the round that is being closed.
 
     Args:
-        privacy: The section [privacy]. Without secure aggregation all of this does nothing.
-        federation: The federation, as in the plan.
-        streams: Streams of the devices.
-        turns: The queue of steps.
+        state: The federation. Without privacy.secure_aggregation all of this does nothing.
+        name: Its name, as in the plan.
         handle: Tells the round which attempt is made, and its survivors once they are fixed. It is durable then.
-        account: The fleet's account of waits.
     """
 
-    def __init__(
-        self,
-        privacy: PrivacySettings,
-        federation: str,
-        streams: Streams,
-        turns: Turns,
-        handle: Handle,
-        account: ExchangeAccount,
-    ) -> None:
+    def __init__(self, state: FederationState, name: str, handle: Handle) -> None:
+        super().__init__(state, handle)
+        privacy = state.settings.privacy
         self.on, self._minimum, self._wait_s = privacy.secure_aggregation, privacy.secure_devices, privacy.secure_wait_s
         self.clip = privacy.secure_clip
-        self._federation, self._spare, self._same_cohort = federation, privacy.secure_spare, privacy.same_cohort
-        self._clock, self._turns, self._handle = account.clock, turns, handle
-        self._exchanger = Exchanger(lambda name, message: streams.send(name, message), account)
-
-    @property
-    def moved_at(self) -> float:
-        """When the present exchange began, monotonic."""
-        return self._exchanger.moved_at
+        self._federation, self._spare, self._same_cohort = name, privacy.secure_spare, privacy.same_cohort
 
     async def sum(self, run: str, record: Record, number: int, cohort: frozenset[str]) -> UnmaskedSum:
         """Carry the exchanges out with a round's cohort, or go on with the survivors that an earlier process has fixed."""
@@ -107,12 +88,12 @@ class SecureRounds:
                 await self._note(attempt)
             occasion = Occasion(self._federation, run, number, attempt)
             try:
-                collector = self._exchanger.collector = Collector(occasion, orders, rule, fixed)
-                unmasking = await self._carry_out(collector)
+                collector = Collector(occasion, orders, rule, fixed)
+                unmasking = await self.carried_out(collector, self._wait_s, number, partial(self._note, attempt))
             except UpdateRefused as refusal:
                 why = str(refusal)
                 LOG.warning("round %d, attempt %d: %s", number, attempt, why)
-                if (tried := self._exchanger.collector) is None:
+                if (tried := self.collector) is None:
                     break  # there are too few devices for any attempt
                 fixed, bound = tried.fixed, tried.bound or tried.fixed is not None
                 if kept := tried.kept_cohort:
@@ -124,45 +105,20 @@ class SecureRounds:
                 LOG.info("round %d: %d of %d updates are summed", number, len(unmasking.selves), len(names))
                 return UnmaskedSum(attempt, frozenset(unmasking.selves), unmasking)
             finally:
-                self._exchanger.collector = None
+                self.collector = None
         return UnmaskedSum(refused=why, bound=bound)
-
-    async def _carry_out(self, collector: Collector) -> Unmasking:
-        while True:
-            await self._exchanger.answers(self._wait_s)
-            exchange = collector.exchange
-            if exchange == "unmasking":
-                unmasking = collector.unmasking()
-                fail_at(SERVER, collector.occasion.round, "secure-unmasking")
-                return unmasking
-            collector.advance()
-            if exchange == "masked":
-                await self._note(collector.occasion.attempt, collector.fixed)
-            fail_at(SERVER, collector.occasion.round, f"secure-{exchange}")
 
     async def _note(self, attempt: int, fixed: FixedSurvivors | None = None, cohort: tuple[str, ...] = ()) -> None:
         if fixed is not None and self._same_cohort:
             cohort = fixed.survivors
-        event = Attempted(self._clock.monotonic(), attempt, fixed, cohort)
-        await self._turns.take(lambda: self._handle(event))
+        event = Attempted(self._state.clock.monotonic(), attempt, fixed, cohort)
+        await self._state.turns.take(lambda: self._handle(event))
 
     # --- what devices do meanwhile
 
-    def connected(self, name: str) -> None:
-        """Ask a device again that has a new stream."""
-        self._exchanger.ask_again(name)
-
-    def answered(self, name: str, message: SecureMessage) -> None:
-        """Take a device's answer in. Errors are those of Exchanger.answered."""
-        self._exchanger.answered(name, message)
-
-    def drop(self, name: str, why: str) -> None:
-        """Go on without a device."""
-        self._exchanger.drop(name, why)
-
     def awaits(self, order: OrderId, attempt: int = 0) -> bool:
         """Return whether the masked update for this order is waited for; attempt: which one, 0 for whichever it is."""
-        collector = self._exchanger.collector
+        collector = self.collector
         if collector is None or collector.exchange != "masked" or order.client not in collector.asked:
             return False
         return (order.work, order.round) == ("train", collector.occasion.round) and attempt in (0, collector.occasion.attempt)
@@ -171,5 +127,5 @@ class SecureRounds:
         """Take note of a durable masked update, and return whether it came in time."""
         in_time = self.awaits(order, attempt)
         if in_time:
-            self._exchanger.masked(order.client)
+            self.masked(order.client)
         return in_time

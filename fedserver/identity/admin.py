@@ -18,6 +18,8 @@ from attune.common.errors import SettingError, nearest
 from attune.common.identity.credential import fingerprint_of
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
+from attune.common.plan import check_tag
+from attune.fedserver.core.tags import of_token
 from attune.fedserver.ports.ledger import Ledger, Token
 
 DAY_S = 86400.0
@@ -77,6 +79,7 @@ class FederationAdmin:
         ttl_s: float = DAY_S,
         *,
         only_for: str = "",
+        tag: str = "",
         origin: str = BY_OPERATOR,
         keep: int | None = None,
     ) -> str:
@@ -88,12 +91,14 @@ class FederationAdmin:
             ttl_s: Seconds for which it is valid.
             only_for: The device that may use it, and no other. It need not be enrolled: a device whose enrolment the server has
                 lost is not.
+            tag: Tag of the devices that it admits; empty: the one that a device gives itself.
             origin: Place of the request, such as the dashboard.
             keep: How many tokens of this origin stay, the newest.
 
         Raises:
-            SettingError: No device can have the name `only_for`.
+            SettingError: No device can have the name `only_for`, or this tag.
         """
+        check_tag(tag)
         if only_for:
             check_name(only_for)
         token = JoinToken.new(authority_public_key)
@@ -101,7 +106,11 @@ class FederationAdmin:
         made = Token(
             fingerprint_of(pem), pem, uses, now + ttl_s, origin, id=token.label, uses=uses, made_at=now, only_for=only_for
         )
-        await self._note("token made", id=made.id, uses=uses, ttl_s=ttl_s, origin=origin, only_for=only_for)
+        await self._note(
+            "token made", id=made.id, uses=uses, ttl_s=ttl_s, origin=origin, only_for=only_for, **({"tag": tag} if tag else {})
+        )
+        if tag:
+            await self._ledger.note_tags({of_token(made.id): tag})
         await self._ledger.add_token(made, keep)
         return token.encode()
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Protocol, cast
 
-import msgspec
 from torch import nn
 
+from attune.common.errors import SettingError
 from attune.common.methods.method import SOLVED, ConfiguredMethod, PartKind, assign
 from attune.common.methods.settings.aggregators import SETTINGS, HypernetworkSettings
 from attune.common.models.structure import components_by_part
 from attune.common.plugins import implementation_of, imported
-from attune.fedserver.lab.aggregators.base import IN_TURN, Aggregator, Carrier, Vault
+from attune.fedserver.lab.aggregators.base import Aggregator, Vault
 
 CLASSES = {
     "mean": "mean:Mean",
@@ -28,9 +28,7 @@ CLASSES = {
 class AggregatorClass(Protocol):
     """The one signature with which every aggregator is made, a plug-in's too; fedserver.lab.aggregators.base says the rest."""
 
-    def __call__(
-        self, settings: Any, vault: Vault, seed: int, components: Mapping[str, list[str]], carrier: Carrier
-    ) -> Aggregator: ...
+    def __call__(self, settings: Any, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> Aggregator: ...
 
 
 def aggregator_class(name: str, settings: Any = None) -> AggregatorClass:
@@ -42,23 +40,20 @@ def aggregator_class(name: str, settings: Any = None) -> AggregatorClass:
     return cast(AggregatorClass, implementation_of(SETTINGS[name], name))
 
 
-@dataclass(frozen=True)
-class AggregatorSpec:
-    """Arguments of a part's aggregator, except its vault; it can be sent to another process."""
+def made(name: str, settings: Any, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> Aggregator:
+    """Make the aggregator of a part that settings call `name`.
 
-    part: PartKind
-    aggregator: str
-    settings: msgspec.Struct
-    seed: int
-    components: Mapping[str, list[str]]
-
-
-Maker = Callable[[AggregatorSpec, Vault], Aggregator]
-
-
-def made(job: AggregatorSpec, vault: Vault, carrier: Carrier = IN_TURN) -> Aggregator:
-    """Make the aggregator of a part; `carrier` carries out the pieces of its rounds."""
-    return aggregator_class(job.aggregator, job.settings)(job.settings, vault, job.seed, job.components, carrier)
+    Raises:
+        SettingError: A plug-in's class takes other arguments.
+    """
+    kind = aggregator_class(name, settings)
+    try:
+        signature(kind).bind(settings, vault, seed, components)
+    except TypeError as error:
+        raise SettingError(
+            f"the aggregator {name!r} cannot be made of (settings, vault, seed, components): {error}; update its package"
+        ) from None
+    return kind(settings, vault, seed, components)
 
 
 def aggregators_for(
@@ -66,7 +61,6 @@ def aggregators_for(
     model: nn.Module,
     vault_for: Callable[[PartKind], Vault],
     seed: int,
-    make: Maker = made,
 ) -> dict[PartKind, Aggregator]:
     """Return one aggregator for every part that leaves the device and has a tensor in this model.
 
@@ -78,7 +72,7 @@ def aggregators_for(
     result: dict[PartKind, Aggregator] = {}
     for kind, part in components_by_part(model, kinds).items():
         if kind != "private":
-            result[kind] = make(AggregatorSpec(kind, method.aggregators[kind], settings[kind], seed, part), vault_for(kind))
+            result[kind] = made(method.aggregators[kind], settings[kind], vault_for(kind), seed, part)
     if SOLVED in settings:
-        result[SOLVED] = make(AggregatorSpec(SOLVED, "closed-form", settings[SOLVED], seed, {}), vault_for(SOLVED))
+        result[SOLVED] = made("closed-form", settings[SOLVED], vault_for(SOLVED), seed, {})
     return result

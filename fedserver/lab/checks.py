@@ -22,6 +22,7 @@ from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate,
 from attune.common.methods.ridge import check_sums
 from attune.common.methods.settings.aggregators import Returns
 from attune.common.task import TaskName
+from attune.common.wire.header import check_manifest
 from attune.common.wire.tensors import (
     DTYPES,
     Tensors,
@@ -29,7 +30,6 @@ from attune.common.wire.tensors import (
     TensorView,
     WatchedTensors,
     check_finite,
-    check_manifest,
     is_finite,
     read_through,
 )

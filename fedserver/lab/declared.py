@@ -45,7 +45,7 @@ def check_declared(settings: ResolvedSettings) -> list[str]:
         from attune.common.methods.fit import check_model
 
         try:
-            check_model(spec, settings.configured, settings.seed, privacy)
+            check_model(spec, settings.configured, settings.seed, privacy, data.task or "classes")
             break
         except SettingError as error:
             errors.append(error)
@@ -97,7 +97,8 @@ def _specs(settings: ResolvedSettings) -> Iterator[ModelSpec]:
     name = settings.model_name or registry.model_for(data.kind, roles_of(settings.method))
     classes = TASKS[data.task or "classes"].width(len(data.classes) or CLASSES)
     vocabulary = (data.vocabulary or VOCABULARY) if data.kind == "tokens" else 0
-    for per_position in (False, True) if data.kind == "tokens" and data.task in (None, "classes") else (False,):
+    pixels = name in registry.MODELS and registry.MODELS[name].labels_pixels
+    for per_position in (False, True) if data.kind == "tokens" and data.task in (None, "classes") else (pixels,):
         spec = registry.default_spec(
             data.kind, tuple(data.shape), classes, vocabulary, name, settings.model_options, per_position
         )

@@ -24,7 +24,6 @@ from attune.common.wire.tensors import Cast, TensorSource, read_through
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
-from attune.fedserver.lab.build import Maker, made
 from attune.fedserver.lab.checks import weighed
 from attune.fedserver.lab.given import tensors_of_given
 from attune.fedserver.lab.groups import Group, make_again, models_of, noise_of
@@ -63,7 +62,6 @@ class Engine:
         closed: The number of rounds that the state has taken in.
         area: The first part of the names of the state's blobs.
         served: The store of values that are made to be served; None: `blobs`.
-        make: The function that makes an aggregator.
         variants: The variant of the model that clients have, as for `vary`.
 
     Attributes:
@@ -80,7 +78,6 @@ class Engine:
         closed: int,
         area: str = STATE,
         served: Blobs | None = None,
-        make: Maker = made,
         variants: Mapping[str, str] = NO_VARIANTS,
     ) -> None:
         self._plan, self._blobs, self._closed = plan, blobs, closed
@@ -91,7 +88,7 @@ class Engine:
         def vault_for(name: str) -> StateVault:
             return vaults.setdefault(name, StateVault(blobs, name, slots, closed + 1 if slots else 0, area))
 
-        self._models = models_of(plan, vault_for, make, start)
+        self._models = models_of(plan, vault_for, start)
         self.body_digest, self.told = self._models[0].body_digest, self._models[0].told
         self._noise = noise_of(plan, blobs, len(self._models[0].parts))
         self.groups = ByVariant((item for model in self._models for item in model.groups(self._noise)), variants)
@@ -139,7 +136,7 @@ class Engine:
 
     def serve_again(self, clients: Sequence[str], founders: Collection[str], solved: bool, version: int) -> Served:
         """Return what clients were served of an earlier state; of the present one if that state is not known any more."""
-        slots, refused = earlier_slots(self._slots(), self._recipes, self._closed, version, self._blobs)
+        slots, refused = earlier_slots(self.slots(), self._recipes, self._closed, version, self._blobs)
         if refused:
             return self.serve(clients, founders, solved)
         earlier = Engine(self._plan, slots, self._blobs, version, served=self._served.store, variants=self.groups.variants)
@@ -243,7 +240,7 @@ class Engine:
 
     def go_back(self, to: int) -> RoundOutcome:
         """Stage the state after the round `to` as the next one, as the port."""
-        closing, present = self._take_back(), self._slots()
+        closing, present = self._take_back(), self.slots()
         slots, refused = earlier_slots(present, self._recipes, self._closed, to, self._blobs)
         stage_earlier({name: group.vault for name, group in self.groups.by_name.items()}, present, slots)
         return self._unaggregated(closing, refused)
@@ -260,7 +257,8 @@ class Engine:
         self._note_recipe(closing, None, {}, [])
         return RoundOutcome({}, self.staged_slots(), refused=refused)
 
-    def _slots(self) -> list[Slot]:
+    def slots(self) -> list[Slot]:
+        """Return the slots of the present state."""
         return [slot for group in self.groups for slot in group.vault.slots()]
 
     def _note_recipe(
@@ -394,6 +392,6 @@ class Engine:
         if not (dropped := [recipe for recipe in self._recipes if recipe.round <= last]):
             return
         self._recipes = [recipe for recipe in self._recipes if recipe.round > last]
-        kept = {slot.file for slot in kept_slots(self._slots(), self._recipes)}
+        kept = {slot.file for slot in kept_slots(self.slots(), self._recipes)}
         self._blobs.remove([recipe.name for recipe in reversed(dropped)])
         self._blobs.remove([blob_of(slot).name for slot in kept_slots((), dropped) if slot.file not in kept])

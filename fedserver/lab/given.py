@@ -14,7 +14,8 @@ from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors, write_tensors
-from attune.common.wire.tensors import Tensors, check_finite, check_manifest, manifest_of
+from attune.common.wire.header import check_manifest
+from attune.common.wire.tensors import Tensors, check_finite, manifest_of
 from attune.fedserver.core.given_model import GIVEN, GivenModel, description_name, tensors_name
 from attune.fedserver.ports.blobs import Blobs, Damaged
 

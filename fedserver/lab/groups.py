@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from torch import Tensor
@@ -20,7 +21,7 @@ from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import SOLVED, PartKind, assign
 from attune.common.methods.registry import configured_in
 from attune.common.methods.ridge import nothing_served, sizes_of
-from attune.common.methods.settings.aggregators import AggregatorSettings, ClosedFormSettings
+from attune.common.methods.settings.aggregators import AggregatorSettings, ClosedFormSettings, HypernetworkSettings
 from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, tensors_of
@@ -30,11 +31,14 @@ from attune.common.wire.header import Manifest
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Vault
 from attune.fedserver.lab.aggregators.closed_form import earlier_sums
 from attune.fedserver.lab.aggregators.described import ToldDescriptions
-from attune.fedserver.lab.build import Maker, aggregators_for
+from attune.fedserver.lab.build import aggregators_for
 from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, SumsCheck
 from attune.fedserver.lab.client_noise import ClientNoise, home_key
 from attune.fedserver.lab.vault import StateVault, place_of
 from attune.fedserver.ports.blobs import Blobs
+
+if TYPE_CHECKING:
+    from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 
 VaultFor = Callable[[str], StateVault]
 
@@ -120,17 +124,16 @@ class VariantModel:
         plan: The plan as the variant's devices follow it.
         variant: The variant's name; empty: the plan's own model.
         vault_for: Returns the vault of a group, by its name.
-        make: Makes an aggregator.
         start: Its tensors before round 1; None: those that its seed draws.
     """
 
-    def __init__(self, plan: Plan, variant: str, vault_for: VaultFor, make: Maker, start: Tensors | None = None) -> None:
+    def __init__(self, plan: Plan, variant: str, vault_for: VaultFor, start: Tensors | None = None) -> None:
         self.variant, self._plan, self._vault_for, self._start = variant, plan, vault_for, start
         self._model = build(plan.model, plan.seed)
         body = body_of(self._model)
         self.body_digest = body.digest if body else ""
         forget(self._model)
-        self.told = ToldDescriptions(self._model, make)
+        self.told = ToldDescriptions(self._model)
         self._configured = configured_in(plan)
         self._assignment = assign(self._configured.method, self._model)
         kinds = {*self._assignment.values(), SOLVED}
@@ -138,10 +141,11 @@ class VariantModel:
 
     def aggregators(self) -> dict[str, Aggregator]:
         """Return new aggregators, by the names of their groups."""
-        vault_for, variant, make = self._vault_for, self.variant, self.told.make
-        of = aggregators_for(
-            self._configured, self._model, lambda part: vault_for(place_of(part, variant)), self._plan.seed, make
-        )
+        vault_for, variant = self._vault_for, self.variant
+        of = aggregators_for(self._configured, self._model, lambda part: vault_for(place_of(part, variant)), self._plan.seed)
+        for part, settings in self._configured.aggregators.items():
+            if part in of and isinstance(settings, HypernetworkSettings) and settings.is_described:
+                self.told.tell(cast("Hypernetwork", of[part]))
         return {place_of(part, variant): aggregator for part, aggregator in of.items()}
 
     def groups(self, noise: ClientNoise | None) -> Iterator[tuple[str, Group]]:
@@ -157,7 +161,7 @@ class VariantModel:
             yield name, Group(part, settings, vault, chain, manifest, initial, aggregators[name])
 
 
-def models_of(plan: Plan, vault_for: VaultFor, make: Maker, start: Tensors | None = None) -> list[VariantModel]:
+def models_of(plan: Plan, vault_for: VaultFor, start: Tensors | None = None) -> list[VariantModel]:
     """Return the model of a plan, which alone has the closed form, and those of its variants.
 
     `start` are the tensors of a given model; None: training begins with those that the seed draws.
@@ -165,10 +169,10 @@ def models_of(plan: Plan, vault_for: VaultFor, make: Maker, start: Tensors | Non
     Raises:
         SettingError: A model has a frozen body, or not the same parts as the others.
     """
-    models = [VariantModel(plan.of_variant(""), "", vault_for, make, start)]
+    models = [VariantModel(plan.of_variant(""), "", vault_for, start)]
     for name in sorted(plan.variants):
         variant = msgspec.structs.replace(plan.of_variant(name), closed_form=False)
-        models.append(VariantModel(variant, name, vault_for, make))
+        models.append(VariantModel(variant, name, vault_for))
         if {*models[-1].parts, SOLVED} != {*models[0].parts, SOLVED}:
             parts, others = sorted(models[-1].parts), sorted({*models[0].parts} - {SOLVED})
             raise SettingError(f"variant {name} of the model has the parts {parts}, and the model itself has {others}")

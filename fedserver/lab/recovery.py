@@ -12,7 +12,6 @@ from attune.common.errors import AttuneError
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.records import Slot
-from attune.fedserver.lab.build import Maker, made
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.vault import StateRecipe, kept_slots, recipes_of
 from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs, Damaged, blob_of
@@ -24,18 +23,17 @@ def take_up(
     slots: Sequence[Slot],
     blobs: Blobs,
     closed: int,
-    make: Maker = made,
     variants: Mapping[str, str] = NO_VARIANTS,
 ) -> tuple[Engine, list[str]]:
     """Return the engine of a starting server, and the names of damaged blobs that were made again.
 
-    Files that a killed process left are removed. Blobs are made again in this process. Errors are those of Engine, and Damaged.
+    Files that a killed process left are removed. Errors are those of Engine, and Damaged.
     """
     recipes = recipes_of(blobs, closed) if slots else []
     kept = {*(blob_of(slot).name for slot in kept_slots(slots, recipes)), *(recipe.name for recipe in recipes)}
     blobs.remove([name for area in (STATE, SERVED, REDO) for name in blobs.names(area) if name not in kept])
     remade = _restore(plan, slots, blobs, recipes[0] if recipes else None, variants)
-    engine = Engine(plan, slots, blobs, closed, make=make, variants=variants)
+    engine = Engine(plan, slots, blobs, closed, variants=variants)
     engine.remember(recipes)
     return engine, remade
 

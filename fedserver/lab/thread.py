@@ -13,16 +13,15 @@ from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.lab import NO_VARIANTS, Arrived, LabCluster, RoundOutcome, Served, Started
+from attune.fedserver.ports.lab import NO_VARIANTS, Arrived, RoundOutcome, Served, Started
 
 if TYPE_CHECKING:
     from attune.fedserver.core.collector import Unmasking
-    from attune.fedserver.lab.build import Maker
     from attune.fedserver.lab.engine import Engine
 
 
 class ThreadLab:
-    """Lab of one federation, on one thread of this process, or with workers of a cluster.
+    """Lab of one federation, on one thread of this process.
 
     Every job may raise AttuneError, among them Damaged, which names the blob.
 
@@ -32,7 +31,6 @@ class ThreadLab:
         threads: How many threads one job's computations use; 0: all cores but one.
         max_model_bytes: The largest model of a new federation; 0: no limit.
         device: The processor of large products (server.device).
-        cluster: The cluster that computes rounds; None: this process does.
     """
 
     def __init__(
@@ -42,25 +40,11 @@ class ThreadLab:
         threads: int = 0,
         max_model_bytes: int = 0,
         device: str = "cpu",
-        cluster: LabCluster | None = None,
     ) -> None:
         self._blobs, self._executors, self._max_model_bytes = blobs, executors, max_model_bytes
         self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
-        self._device, self._cluster = cluster.device(device) if cluster else device, cluster
+        self._device = device
         self._engine: Engine | None = None
-
-    async def connect(self) -> int:
-        """Connect before anything else, and return the number of workers; 0: this process does all work.
-
-        Raises:
-            SettingError: The cluster cannot be reached.
-        """
-        return await self._executors.worker(self._cluster.connect, self._threads) if self._cluster else 0
-
-    async def close(self) -> None:
-        """Release the workers after the present job."""
-        if self._cluster is not None:
-            await self._executors.worker(self._cluster.close)
 
     async def start(self, plan: Plan, slots: Sequence[Slot], closed: int, variants: Mapping[str, str] = NO_VARIANTS) -> Started:
         """Take up the state after `closed` rounds, or make the state of a new federation (no slots).
@@ -90,16 +74,9 @@ class ThreadLab:
             for spec in (plan.model, *plan.variants.values()):
                 if self._max_model_bytes:
                     check_size(spec, self._max_model_bytes)
-                check_model(spec, configured_in(plan), plan.seed, plan.privacy or NO_PRIVACY)
-        self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker(), variants)
+                check_model(spec, configured_in(plan), plan.seed, plan.privacy or NO_PRIVACY, plan.task)
+        self._engine, remade = take_up(plan, slots, self._blobs, closed, variants)
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
-
-    def _maker(self) -> Maker:
-        if self._cluster is not None:
-            return self._cluster.maker()
-        from attune.fedserver.lab.build import made
-
-        return made
 
     async def serve(
         self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None, solved: bool = True
@@ -194,6 +171,15 @@ class ThreadLab:
     async def settle(self, holders: Sequence[str] = ()) -> None:
         """Make the outcome the present state, after its commit. What was generated for `holders` stays for their orders."""
         await self._executors.worker(self._started.settle, holders)
+
+    async def worths(self) -> dict[str, str]:
+        """Return what each site is told of its worth to the others, by name; empty where nothing can be said."""
+        return await self._executors.worker(self._worths)
+
+    def _worths(self) -> dict[str, str]:
+        from attune.fedserver.lab.worth import words_for_sites
+
+        return words_for_sites(self._started.slots(), self._blobs)
 
     async def forget(self, oldest: int) -> None:
         """Remove the states before that after the round `oldest`, to which the federation does not go back any more.

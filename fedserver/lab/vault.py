@@ -24,7 +24,7 @@ from attune.common.wire.tensors import is_finite
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot
-from attune.fedserver.ports.blobs import STATE, Blobs, Damaged, SharedBlobs, blob_of
+from attune.fedserver.ports.blobs import STATE, Blobs, Damaged, blob_of
 
 
 class NotFinite(ArithmeticError):
@@ -71,11 +71,6 @@ class StateVault:
         self._staged: dict[str, Blob] = {}
         self._replaced: dict[str, Slot] = {}  # by key, what was true before the last commit, and is no longer
 
-    @property
-    def blobs(self) -> Blobs:
-        """The store of the state."""
-        return self._blobs
-
     def keys(self) -> list[str]:
         return sorted(self._slots.keys() | self._staged.keys())
 
@@ -97,16 +92,8 @@ class StateVault:
         return TensorFile(self._blobs.open(self.blob(key)))
 
     def writer(self, key: str, manifest: Manifest) -> _SlotWriter:
-        return _SlotWriter(self, key, TensorWriter(partial(self._blobs.create, self._name(key)), manifest))
-
-    def adopt(self, blobs: SharedBlobs, key: str, digest: str, size: int, stored: str, chunks: bytes) -> None:
-        """Stage an object that a worker has written and hashed, also its chunks."""
-        blob = Blob(self._name(key), digest, size)
-        blobs.adopt(blob, stored, chunks)
-        self.stage(key, blob)
-
-    def _name(self, key: str) -> str:
-        return f"{self._area}{self._part}.{key.replace('/', '~')}.{self._version}.safetensors"
+        name = f"{self._area}{self._part}.{key.replace('/', '~')}.{self._version}.safetensors"
+        return _SlotWriter(self, key, TensorWriter(partial(self._blobs.create, name), manifest))
 
     def stage(self, key: str, blob: Blob) -> None:
         self._staged[key] = blob

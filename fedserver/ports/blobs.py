@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
 from attune.common.errors import HomeMismatch
 from attune.common.wire.blobs import Blob, Readable, Target
@@ -127,35 +127,6 @@ class Blobs(Protocol):
 
     def sweep(self) -> None:
         """Remove what a killed process has left unfinished, at start."""
-
-
-class SharedBlobs(Blobs, Protocol):
-    """Blobs whose objects workers on other machines read and write by themselves.
-
-    Attributes:
-        objects: What the keys of objects begin with.
-        shared: What a worker needs to reach them; it has keys, which are neither shown nor stored.
-        ranges: The ranges that all sources of this store read, once they are on a worker.
-    """
-
-    objects: str
-
-    @property
-    def shared(self) -> Any: ...
-
-    @property
-    def ranges(self) -> Any: ...
-
-    def adopt(self, blob: Blob, key: str, chunks: bytes) -> None:
-        """Give a name to an object that a worker has written and hashed, also its chunks. The bytes are durable."""
-
-    def drop_objects(self, keys: Sequence[str]) -> None:
-        """Remove objects that never had a name. Never raises: what stays goes at the next start."""
-
-
-def shared_blobs(blobs: Blobs) -> SharedBlobs | None:
-    """Return the blobs as ones that workers reach by themselves; None if only this machine has them."""
-    return cast(SharedBlobs, blobs) if hasattr(blobs, "shared") else None
 
 
 class Growing(Protocol):

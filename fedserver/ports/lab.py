@@ -7,7 +7,7 @@ asked.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import get_args
 
 import msgspec
 
@@ -15,9 +15,6 @@ from attune.common.exchange.transform import REACHES, above
 from attune.common.methods.method import PartKind
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.records import Slot
-
-if TYPE_CHECKING:
-    from attune.fedserver.lab.build import Maker
 
 NO_VARIANTS: Mapping[str, str] = {}
 Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
@@ -78,29 +75,3 @@ class RoundOutcome(msgspec.Struct, frozen=True):
         """Numbers of devices in a masked sum with a change above each of REACHES clipping bounds, by part."""
         parts = [part for part in get_args(PartKind) if above(part, REACHES[0]) in self.metrics]
         return {part: tuple(int(self.metrics[above(part, reach)]) for reach in REACHES) for part in parts}
-
-
-class LabCluster(Protocol):
-    """Cluster whose workers carry rounds out; `lab` is the value of --lab. Its methods are called on the lab's thread."""
-
-    lab: str
-
-    def device(self, name: str) -> str:
-        """Return the processor that this server uses where the settings say `name`.
-
-        Raises:
-            SettingError: The workers have no such processor.
-        """
-
-    def connect(self, threads: int) -> int:
-        """Connect, and return the number of workers, each with so many threads.
-
-        Raises:
-            SettingError: The cluster cannot be reached.
-        """
-
-    def maker(self) -> Maker:
-        """Return what makes aggregators whose rounds the workers carry out."""
-
-    def close(self) -> None:
-        """Release the workers."""

@@ -95,6 +95,7 @@ class Snapshot:
     race: Race | None = None  # of methods over this fleet (--method auto)
     commitments: Mapping[str, str] = field(default_factory=dict)  # to secrets of this federation, by name
     variants: Mapping[str, str] = field(default_factory=dict)  # of the model, by device; empty if the plan has none
+    tags: Mapping[str, str] = field(default_factory=dict)  # of devices and tokens (fedserver.core.tags)
 
     @cached_property
     def settings(self) -> ResolvedSettings:
@@ -217,6 +218,12 @@ class RoundLedger(Protocol):
 
 class MemberLedger(Protocol):
     """Devices, certificates, tokens, and the audit log of decisions about them."""
+
+    async def note_tags(self, tags: Mapping[str, str]) -> None:
+        """Note tags of devices and tokens, by the names of fedserver.core.tags; for all runs."""
+
+    async def tags(self) -> dict[str, str]:
+        """Return all tags, as they were noted."""
 
     # --- the audit log
 

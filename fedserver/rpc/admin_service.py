@@ -11,9 +11,7 @@ import msgspec
 
 from attune.common.errors import CertificateRefused, SettingError
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import REVOKED
-from attune.fedserver.federation.survey import Survey
 from attune.fedserver.identity.admin import DAY_S, LONGEST_TTL_S, FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.pb import admin_pb2 as pb
@@ -29,14 +27,12 @@ class AdminService(AdminServicer):
     def __init__(
         self,
         coordinator: Coordinator,
-        members: Members,
         registrar: Registrar,
         admin: FederationAdmin,
         ledger: MemberLedger,
-        survey: Survey,
     ) -> None:
-        self._coordinator, self._members = coordinator, members
-        self._registrar, self._admin, self._ledger, self._survey = registrar, admin, ledger, survey
+        self._coordinator, self._members = coordinator, coordinator.members
+        self._registrar, self._admin, self._ledger = registrar, admin, ledger
 
     async def Wake(self, request: pb.WakeRequest, context: grpc.aio.ServicerContext) -> pb.WakeReply:  # noqa: N802
         """Read the database again: new tokens become valid, and revoked devices are cut off."""
@@ -95,5 +91,5 @@ class AdminService(AdminServicer):
 
     async def Statistics(self, request: pb.StatisticsQuestion, context: grpc.aio.ServicerContext) -> pb.StatisticsAnswer:  # noqa: N802
         """Ask the connected devices for statistics of their data, and return the sums that may be shown."""
-        statistics = await self._survey.run(request.columns, request.patience_s)
+        statistics = await self._coordinator.survey.run(request.columns, request.patience_s)
         return pb.StatisticsAnswer(statistics_json=msgspec.json.encode(statistics))

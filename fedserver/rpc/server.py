@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from attune.common import hardware
 from attune.common.config import ServerSettings
 from attune.common.errors import LedgerBusy, LimitExceeded, PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
@@ -28,7 +29,6 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.steps import DOOR, try_stores
-from attune.fedserver.federation.survey import Survey, without_statistics
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.identity.server_tls import server_options
@@ -40,7 +40,6 @@ from attune.fedserver.rpc.auth import Auth, caller
 from attune.fedserver.rpc.connection_limiter import PAUSE_S, Bounds, ConnectionLimiter, ConnectionReport
 from attune.fedserver.rpc.pulses import DevicePulses
 from attune.fedserver.rpc.service import BlobService, FederationService
-from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
 from attune.seams import DirectMaker
 
 WATCHES_A_CALLER, WATCHES = 2, 256
@@ -142,15 +141,12 @@ class GrpcServer:
         options = server_options(handshake_s=settings.handshake_s, connections=self._connections.bounds.connections)
         auth = Auth(registrar, state.troubles, refusals, self._connections, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
-        resolved, masked = state.settings, coordinator.masked
-        noisy = NoisyQuestions(masked.federation, resolved.privacy, resolved.data)
-        survey = Survey(state.streams, without_statistics(resolved.privacy), coordinator.account, masked, noisy)
-        federation = FederationService(members, updates, registrar, pulses, survey, state.turns)
+        federation = FederationService(members, updates, registrar, pulses, state.turns)
         self._direct = direct(state.book, updates) if direct is not None else None
         coordinator.planner.direct = self._direct.address if self._direct is not None else ""
         transfers = BlobService(state.book, storage.blobs, updates, executors, pulses, state.activity, self._direct)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
-        self._storage, self._operators = storage, AdminService(coordinator, members, registrar, admin, storage.ledger, survey)
+        self._storage, self._operators = storage, AdminService(coordinator, registrar, admin, storage.ledger)
         admin_pb2_grpc.add_AdminServicer_to_server(self._operators, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         files: list[Any] = [admin_pb2, health_pb2]
@@ -263,7 +259,7 @@ class GrpcServer:
         calm = not look.too_much and not look.paused
         if calm and self._connections.ended - self._returned >= (1 if self._cut else MANY_ENDED):
             self._returned, self._cut = self._connections.ended, False
-            asyncio.get_running_loop().run_in_executor(None, process.return_free_memory)
+            asyncio.get_running_loop().run_in_executor(None, hardware.return_free_memory)
         for kind, dropped, why in (
             (HANDSHAKE, look.too_long, "connections that had not finished the handshake were dropped"),
             (TooMany.kind, look.too_many, "connections of one certificate were dropped"),

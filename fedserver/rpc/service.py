@@ -53,7 +53,6 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.steps import Turns
 from attune.fedserver.federation.streams import WORK, DeviceActivity, DeviceStage, Stream
-from attune.fedserver.federation.survey import Survey
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.ports.blobs import Blobs
@@ -69,11 +68,9 @@ SILENT_PACES = 3  # after so long a silence, a stream is over that is not watche
 class FederationService:
     """Handlers of the calls Enrol, Renew, Connect and Submit."""
 
-    def __init__(
-        self, members: Members, updates: Updates, registrar: Registrar, pulses: DevicePulses, survey: Survey, turns: Turns
-    ) -> None:
+    def __init__(self, members: Members, updates: Updates, registrar: Registrar, pulses: DevicePulses, turns: Turns) -> None:
         self._members, self._updates, self._registrar, self._pulses = members, updates, registrar, pulses
-        self._survey, self._turns = survey, turns
+        self._turns = turns
 
     def handler(self) -> grpc.GenericRpcHandler:
         unary = {ENROL: self.enrol, RENEW: self.renew, SUBMIT: self.submit}
@@ -156,7 +153,6 @@ class FederationService:
     async def _listen(self, watched: WatchedStream, context: grpc.aio.ServicerContext) -> None:
         """Read what the device says until it hangs up, which ends the stream."""
         stream, pulse = watched.stream, watched.pulse
-        self._survey.connected(stream.name)
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 pulse.heard()
@@ -166,7 +162,7 @@ class FederationService:
                     case SecureMessage():
                         self._members.secure(stream.name, message)
                     case StatisticsReport():
-                        self._survey.answered(stream.name, message)
+                        self._members.survey.reported(stream.name, message)
                     case UnitReport(verdicts):
                         await self._members.units(stream.name, verdicts)
                     case Description():

@@ -23,8 +23,9 @@ from attune.common.text import clean
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
 from attune.fedserver.stores import row_digests
 from attune.fedserver.stores.audit import Audit, entries
+from attune.fedserver.stores.database import Rows
 from attune.fedserver.stores.table_ledger import TableLedger
-from attune.fedserver.stores.tables import Rows, Tables, certificate_in, snapshot_in
+from attune.fedserver.stores.tables import Tables, certificate_in, snapshot_in
 
 VERSION = 3  # of the schema; since 3 each row has a digest (fedserver.stores.row_digests)
 SCHEMA = """

@@ -55,6 +55,8 @@ class TableLedger(ABC):
     begin_run = _awaited(Tables.begin_run)
     end_run = _awaited(Tables.end_run)
     note_variants = _awaited(Tables.note_variants)
+    note_tags = _awaited(Tables.note_tags)
+    tags = _awaited(Tables.tags)
     end_cleanup = _awaited(Tables.end_cleanup)
     set_race = _awaited(Tables.set_race)
     set_commitments = _awaited(Tables.set_commitments)

@@ -9,9 +9,9 @@ enrolments, renewals, revocations and tokens.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import msgspec
 
@@ -22,42 +22,11 @@ from attune.fedserver.choosing.race_course import Race
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import AuditHead, Certificate, Refusal, Snapshot, Token
+from attune.fedserver.stores.database import Database, begins, put_value, value_in, words_in
 
-VARIANT, OF_VARIANTS = "variant ", "SUBSTR(key, 1, 8) = 'variant '"  # keys of `meta`, each with a device's name
+VARIANT, TAG = "variant ", "tag "  # beginnings of keys of `meta`, each with a name
 TOKEN, DEVICE = ", ".join(Token.__dataclass_fields__), ", ".join(DeviceRecord.__struct_fields__)  # columns
 CERTIFICATE = ", ".join(name for name in Certificate.__dataclass_fields__ if name != "revoked")  # that is known of the device
-
-
-class Rows(Protocol):
-    """Rows that a statement returns."""
-
-    def fetchone(self) -> Any: ...
-    def fetchall(self) -> list[Any]: ...
-    def __iter__(self) -> Any: ...
-
-
-class Database(Protocol):
-    """Connection to a database. Its errors pass through."""
-
-    strings: ClassVar[str]  # a query of the strings of a JSON array, which is its parameter
-
-    def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Rows:
-        """Run one statement with parameters in the places of `?` or `:name`. One that changes something is a transaction."""
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """Make the changes of a block true together, or none of them. Those of other connections come before or after it."""
-
-    def moment(self) -> AbstractContextManager[None]:
-        """Let all reads of a block see the same moment."""
-
-    def synced(self) -> AbstractContextManager[None]:
-        """Make the commits of a block durable, so that a power cut loses nothing of them."""
-
-    def settle(self) -> None:
-        """Move what is committed to where it stays for good."""
-
-    def close(self) -> None:
-        """Close the connection."""
 
 
 class Tables:
@@ -106,7 +75,7 @@ class Tables:
     def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
         with self._db.synced(), self._db.transaction():
             paused = (value_in(self._db, "record", Record) or Record()).paused
-            self._db.execute(f"DELETE FROM meta WHERE key = 'plan' OR {OF_VARIANTS}")  # noqa: S608 - a constant
+            self._db.execute(f"DELETE FROM meta WHERE key = 'plan' OR {begins(VARIANT)}")  # noqa: S608 - a constant
             for table in ("slots", "metrics", "refusals"):
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - names of tables
             self._db.execute(
@@ -135,6 +104,13 @@ class Tables:
     def note_variants(self, variants: Mapping[str, str]) -> None:
         for name, variant in variants.items():
             put_value(self._db, f"{VARIANT}{name}", variant)
+
+    def note_tags(self, tags: Mapping[str, str]) -> None:
+        for name, tag in tags.items():
+            put_value(self._db, f"{TAG}{name}", tag)
+
+    def tags(self) -> dict[str, str]:
+        return words_in(self._db, TAG)
 
     def end_cleanup(self) -> None:
         self._db.execute("DELETE FROM meta WHERE key = 'leaving'")
@@ -328,20 +304,6 @@ class Tables:
         return [row[0] for row in rows]
 
 
-def put_value(db: Database, key: str, value: Any) -> None:
-    """Write a JSON value of the table `meta`."""
-    db.execute(
-        "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-        (key, msgspec.json.encode(value)),
-    )
-
-
-def value_in(db: Database, key: str, kind: type[Any]) -> Any:
-    """Return a JSON value of the table `meta`, or None."""
-    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return from_json(row[0], kind) if row else None
-
-
 def devices_in(db: Database, names: Collection[str] | None = None) -> list[DeviceRecord]:
     """Return the devices of these names, or all; by name."""
     if names is None:
@@ -364,7 +326,6 @@ def snapshot_in(db: Database, since: int = 0) -> Snapshot:
     slots = db.execute("SELECT part, key, file, digest, size FROM slots ORDER BY part, key")
     rows = db.execute("SELECT row FROM metrics WHERE round >= ? ORDER BY round, work DESC, client", (since,))
     refusals = db.execute("SELECT who, kind, text, at, count FROM refusals ORDER BY at DESC, who, kind")
-    variants = db.execute(f"SELECT key, value FROM meta WHERE {OF_VARIANTS} ORDER BY key")  # noqa: S608 - a constant
     return Snapshot(
         value_in(db, "overrides", dict),
         value_in(db, "plan", Plan),
@@ -379,7 +340,8 @@ def snapshot_in(db: Database, since: int = 0) -> Snapshot:
         value_in(db, "audit", AuditHead),
         value_in(db, "race", Race),
         value_in(db, "commitments", dict[str, str]) or {},
-        {key.removeprefix(VARIANT): from_json(value, str) for key, value in variants},
+        words_in(db, VARIANT),
+        words_in(db, TAG),
     )
 
 

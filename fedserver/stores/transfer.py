@@ -13,9 +13,10 @@ from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.ledger import Refusal
 from attune.fedserver.stores.audit import head_of
 from attune.fedserver.stores.checked_blobs import CheckedBlobs
+from attune.fedserver.stores.database import Database
 from attune.fedserver.stores.row_digests import SCHEMA_KEY
 from attune.fedserver.stores.sqlite import SqliteDatabase
-from attune.fedserver.stores.tables import CERTIFICATE, DEVICE, TOKEN, Database
+from attune.fedserver.stores.tables import CERTIFICATE, DEVICE, TOKEN
 
 IDENTITY, TERM, MOVING = (
     "storage",

@@ -1,36 +1,26 @@
-"""Statistics of a fleet's data before training: the sums of many devices, and what may be shown of them.
+"""Figures of a fleet's data before training: what may be shown of sums over its devices, clear, masked or noised.
 
 Every number that is shown is a sum over at least FEWEST_DEVICES devices and FEWEST_ROWS rows, or is withheld.
+
+Notation: if there is noise, each number of the sums has noise of the standard deviation s. n is the count of a column that is
+scaled to v; r = (sum of v) / n, and q = (sum of v^2) / n. Errors are those of the delta method, to the first order in s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import reduce
 from itertools import accumulate
 
 import msgspec
 
-from attune.common.errors import UpdateRefused
-from attune.common.plan import FEWEST_DEVICES, FEWEST_ROWS, Profile
-from attune.common.site_statistics import (
-    ACCURACY,
-    BUCKETS,
-    Centre,
-    ColumnSketch,
-    ColumnSums,
-    SiteSketches,
-    SiteSums,
-    bucket_value,
-    output_columns,
-)
-from attune.fedserver.core.scale import can_be_joined, joined
-from attune.fedserver.surveys.kaplan_meier import KaplanMeier, fleet_survival, is_within
+from attune.common.plan import FEWEST_DEVICES, FEWEST_ROWS
+from attune.common.site_statistics import ACCURACY, BINS, Centre, ColumnSketch, NoisyColumn, bucket_value
+from attune.fedserver.surveys.kaplan_meier import KaplanMeier
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-BINS = 20  # of a histogram, before bins with too few rows or devices are joined
 ALIKE, APART = 0.1, 0.25  # distance of class shares from the fleet's: below the first sites are alike, above the second not
 SHIFTED = 0.1  # share of a column's variance that lies between sites, from which on sites differ in it
 
@@ -138,160 +128,151 @@ class FleetStatistics(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-def columns_of(profile: Profile) -> list[str]:
-    """Return the names of the columns of which a device with this profile can give statistics."""
-    width = profile.shape[-1] if profile.kind in ("tabular", "series") else 0
-    features = list(profile.column_names) or [f"column {number + 1}" for number in range(width)]
-    return features + output_columns(profile.task, profile.labels)
+@dataclass(frozen=True)
+class ColumnTotals:
+    """Numbers of one column, added over devices. The values are scaled by `form`: from a centre, or to -1 to 1 in a range.
 
-
-def survival_columns(profiles: Iterable[Profile]) -> list[str]:
-    """Return the column of times and that of events, if all devices with survival have the same ones; else none."""
-    pairs = {tuple(output_columns(profile.task, profile.labels)) for profile in profiles if profile.task == "survival"}
-    return list(pairs.pop()) if len(pairs) == 1 else []
-
-
-def check_sums(sums: SiteSums, profile: Profile) -> None:
-    """Check what a device sent in the first pass against its profile.
-
-    Raises:
-        UpdateRefused: A shard of this profile cannot have such sums.
+    Attributes:
+        form: How the column is counted.
+        devices: Devices with at least one value.
+        rows: Rows with a value.
+        missing: Rows without one.
+        total: Sum of the values.
+        squares: Sum of their squares.
+        between: Sum over the devices of (sum of the values)^2 / rows; None: it is not known.
+        sketches: Counts by bucket, of each device that the server knows by itself, or of all together.
+        bins: Counts by bin of a range, or by value of a category.
     """
-    samples = profile.samples + profile.test_samples
-    steps = profile.shape[0] if profile.kind == "series" else 1
-    wrong = sums.samples != samples or not set(sums.columns) <= set(columns_of(profile))
-    for column in sums.columns.values():
-        wrong |= column.rows + column.missing > samples * steps
-        wrong |= not can_be_joined(column.mean, column.squares)
-    if sums.classes:
-        labels = samples * (profile.shape[0] if profile.per_position else 1)
-        wrong |= profile.task != "classes" or len(sums.classes) != len(profile.labels) or sum(sums.classes) > labels
-    if wrong:
-        raise UpdateRefused("its sums are not those of the data that it declares")
+
+    form: Centre | NoisyColumn
+    devices: int
+    rows: float
+    missing: float
+    total: float | Fraction = 0.0
+    squares: float | Fraction = 0.0
+    between: float | Fraction | None = None
+    sketches: Sequence[ColumnSketch] = ()
+    bins: Sequence[float] = ()
 
 
-def check_sketches(sketches: SiteSketches, sums: SiteSums, centres: Mapping[str, Centre], survival: Sequence[str] = ()) -> None:
-    """Check what a device sent in the second pass against the first one.
+@dataclass(frozen=True)
+class FleetSums:
+    """Numbers of a layout, added over devices.
 
-    Args:
-        sketches: What it sent.
-        sums: Its answer in the first pass.
-        centres: Centres that it was told.
-        survival: Same as `survival_columns` returns.
-
-    Raises:
-        UpdateRefused: The two cannot be of the same data.
+    Attributes:
+        devices: Devices that are in the sums.
+        samples: Their samples, or under noise their units.
+        columns: Sums by the name of the column.
+        classes: Samples of each class; one with too few devices has none.
+        class_distance, survival, noise: Same as in FleetStatistics.
+        fewest: Least number of devices behind each number. A sum that is of so many in any case has 1.
     """
-    for name, sketch in sketches.columns.items():
-        last = sketch.first + len(sketch.counts) - 1
-        fits = name in centres and name in sums.columns and sum(sketch.counts) == sums.columns[name].rows
-        if not fits or (sketch.counts and not -BUCKETS <= sketch.first <= last <= BUCKETS):
-            raise UpdateRefused("its counts are not those of the data of which it sent the sums")
-    times, events = (sketches.columns.get(name) for name in survival) if survival else (None, None)
-    if events is not None and (times is None or not is_within(events, times)):
-        raise UpdateRefused("it counts more events than rows at a time")
+
+    devices: int
+    samples: int
+    columns: Mapping[str, ColumnTotals] = field(default_factory=dict)
+    classes: Mapping[str, float] = field(default_factory=dict)
+    class_distance: float | None = None
+    survival: KaplanMeier | None = None
+    noise: Noise | None = None
+    fewest: int = FEWEST_DEVICES
 
 
-def centres_of(sites: Mapping[str, SiteSums], fewest: int = FEWEST_DEVICES, survival: Sequence[str] = ()) -> dict[str, Centre]:
-    """Return mean and deviation of each column that may be shown; of events those of all times (`survival_columns`)."""
-    centres = {}
-    for name, columns in _by_column(sites).items():
-        whole = reduce(_both, columns)
-        if sum(column.rows > 0 for column in columns) >= fewest and whole.rows >= FEWEST_ROWS:
-            centres[name] = Centre(whole.mean, math.sqrt(whole.squares / whole.rows))
-    times, events = survival or ("", "")
-    return centres | ({events: centres[times]} if events in centres and times in centres else {})
-
-
-def fleet_statistics(
-    sites: Mapping[str, SiteSums],
-    sketches: Mapping[str, SiteSketches],
-    profiles: Mapping[str, Profile],
-    without: Mapping[str, str],
-    fewest: int = FEWEST_DEVICES,
-) -> FleetStatistics:
+def fleet_statistics(sums: FleetSums, without: Mapping[str, str], withheld: Mapping[str, str] | None = None) -> FleetStatistics:
     """Return what may be shown of a fleet.
 
     Args:
-        sites: Sums of each device.
-        sketches: Sketches of those of them that answered in the second pass.
-        profiles: Declaration of each of these devices.
+        sums: The sums over its devices.
         without: Devices without an answer, each with the reason.
-        fewest: Least number of devices behind each number.
+        withheld: What was not asked for, each with the reason.
     """
-    samples = sum(site.samples for site in sites.values())
-    if len(sites) < fewest or samples < FEWEST_ROWS:
-        why = f"withheld: statistics are sums over at least {fewest} devices and {FEWEST_ROWS} rows"
-        return FleetStatistics(len(sites), dict(without), why=why)
-    survival = survival_columns(profiles[name] for name in sites)
-    centres = centres_of(sites, fewest, survival)
-    columns = {}
-    for name, sums in _by_column(sites).items():
-        given = [site.columns[name] for site in sketches.values() if name in site.columns and name in centres]
-        columns[name] = _statistics(sums, given, centres.get(name), fewest)
-    classes, distance = _classes(sites, profiles, fewest)
+    shown = FleetStatistics(sums.devices, dict(without), noise=sums.noise, withheld=dict(withheld or {}))
+    if sums.devices < sums.fewest or sums.samples < FEWEST_ROWS:
+        why = f"withheld: statistics are sums over at least {sums.fewest} devices and {FEWEST_ROWS} rows"
+        return msgspec.structs.replace(shown, why=why)
+    columns = {name: _figures(column, sums) for name, column in sums.columns.items()}
     between = [column.between for column in columns.values() if column.between is not None]
-    first, why = advice(distance, max(between, default=None))
-    over_time = fleet_survival(sketches, centres, survival, fewest)
-    return FleetStatistics(
-        len(sites), dict(without), samples, columns, classes, distance, first=first, why=why, survival=over_time
+    first, why = advice(sums.class_distance, max(between, default=None))
+    if sums.noise is not None:
+        first, why = [], "how the sites differ is not known beside noise"
+    return msgspec.structs.replace(
+        shown,
+        samples=sums.samples,
+        columns=columns,
+        classes=shown_classes(sums.classes, sums.noise is None) if sums.classes else None,
+        class_distance=sums.class_distance,
+        quantile_error=ACCURACY if sums.noise is None else None,
+        first=first,
+        why=why,
+        survival=sums.survival,
     )
 
 
-def _by_column(sites: Mapping[str, SiteSums]) -> dict[str, list[ColumnSums]]:
-    """Return the sums of the devices that have the column, by column; devices in the order of their names."""
-    names = dict.fromkeys(name for device in sorted(sites) for name in sites[device].columns)
-    return {name: [sites[device].columns[name] for device in sorted(sites) if name in sites[device].columns] for name in names}
+def _figures(column: ColumnTotals, fleet: FleetSums) -> ColumnStatistics:
+    """Return the figures of a column.
 
-
-def _both(a: ColumnSums, b: ColumnSums) -> ColumnSums:
-    """Return the sums of two sites together."""
-    rows, missing = a.rows + b.rows, a.missing + b.missing
-    if not rows:
-        return ColumnSums(0, missing, 0.0, 0.0)
-    return ColumnSums(rows, missing, *joined((a.rows, a.mean, a.squares), (b.rows, b.mean, b.squares)))
-
-
-def _statistics(
-    sums: Sequence[ColumnSums], sketches: Sequence[ColumnSketch], centre: Centre | None, fewest: int
-) -> ColumnStatistics:
-    devices = sum(column.rows > 0 for column in sums)
-    if centre is None:
-        return ColumnStatistics(devices)
-    whole = reduce(_both, sums)
-    between = sum(column.rows * (column.mean - whole.mean) ** 2 for column in sums)
-    return column_statistics(devices, whole.rows, whole.missing, whole.mean, whole.squares, between, sketches, centre, fewest)
-
-
-def column_statistics(
-    devices: int,
-    rows: int,
-    missing: int,
-    mean: float,
-    squares: float | Fraction,
-    between: float | Fraction,
-    sketches: Sequence[ColumnSketch],
-    centre: Centre,
-    fewest: int,
-) -> ColumnStatistics:
-    """Return the statistics of a column, of sums in the clear or behind masks.
-
-    `squares` are those of distances from the mean; `between` is the part of them that lies between devices.
+    mean = middle + half r, with the error (half s / n) sqrt(1 + r^2). variance = half^2 (q - r^2), with the error
+    (half^2 s / n) sqrt(1 + 4 r^2 + (q - 2 r^2)^2); a deviation's is that over twice itself.
     """
-    quantiles, histogram = None, None
-    if sum(bool(sketch.counts) for sketch in sketches) >= fewest:
-        quantiles = quantiles_of(added_sketches(sketches), centre)
-        histogram = histogram_of(sketches, centre, quantiles, fewest)
-    return ColumnStatistics(
-        devices,
-        rows,
-        missing / (rows + missing),
-        mean,
-        math.sqrt(squares / rows),
-        quantiles,
-        histogram,
-        min(1.0, max(0.0, float(between / squares))) if squares else 0.0,
+    error, units, n = fleet.noise.error if fleet.noise is not None else 0.0, fleet.samples, column.rows
+    form, missing = column.form, _share(column.missing, n + column.missing)
+    if isinstance(form, NoisyColumn) and form.range is None:
+        return _category(column, form.values, missing, units, error)
+    if column.devices < fleet.fewest or n < max(FEWEST_ROWS, 2 * error):
+        return ColumnStatistics(column.devices, errors=ColumnErrors(error, error / units) if error else None)
+    (middle, half), r, q = (
+        form.unit,
+        column.total / n,
+        column.squares / n,
+    )  # of exact sums they are exact, and so is what they differ by
+    spread = max(0.0, q - r * r)
+    shown = ColumnStatistics(column.devices, round(n), missing, float(middle + half * r), half * math.sqrt(spread))
+    if isinstance(form, Centre):
+        quantiles, histogram = None, None
+        if sum(bool(sketch.counts) for sketch in column.sketches) >= fleet.fewest:
+            quantiles = quantiles_of(added_sketches(column.sketches), form)
+            histogram = histogram_of(column.sketches, form, quantiles, fleet.fewest)
+        apart = None if column.between is None else column.between / n - r * r
+        between = apart if apart is None else min(1.0, max(0.0, float(apart / spread))) if spread else 0.0
+        return msgspec.structs.replace(shown, quantiles=quantiles, histogram=histogram, between=between)
+    low, high = form.range or (0.0, 1.0)
+    bins, width = _agreed(column.bins, n), (high - low) / BINS
+    quantiles, quantile_errors = _quantiles(bins, low, width, error)
+    spread_error = error / n * math.sqrt(1 + 4 * r * r + (q - 2 * r * r) ** 2)
+    is_clear = spread > spread_error
+    return msgspec.structs.replace(
+        shown,
+        mean=min(high, max(low, float(middle + half * r))),
+        deviation=shown.deviation if is_clear else None,
+        quantiles=quantiles,
+        histogram=Histogram([low + width * at for at in range(1, BINS)], [max(0, round(value)) for value in bins]),
+        errors=ColumnErrors(
+            error,
+            error / units,
+            half * error / n * math.sqrt(1 + r * r),
+            half * spread_error / (2 * math.sqrt(spread)) if is_clear else None,
+            quantile_errors,
+            error,
+        ),
     )
+
+
+def _category(column: ColumnTotals, names: Sequence[str], missing: float, units: int, error: float) -> ColumnStatistics:
+    if column.rows < FEWEST_ROWS:
+        return ColumnStatistics(column.devices)
+    deviation = error * math.sqrt(len(column.bins))
+    counts = {name: _count(value) for name, value in zip([*names, "other"], column.bins, strict=True)}
+    errors = ColumnErrors(deviation, deviation / units, bins=error)
+    return ColumnStatistics(column.devices, round(column.rows), missing, values=counts, errors=errors)
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part / whole)) if whole else 0.0
+
+
+def _count(value: float) -> int | None:
+    """Return a count of rows; None if it is too small to be shown."""
+    return round(value) if value >= FEWEST_ROWS else None
 
 
 def added_sketches(sketches: Sequence[ColumnSketch]) -> dict[int, int]:
@@ -352,36 +333,44 @@ def _joined(edges: Sequence[float], counts: Sequence[int], devices: Sequence[set
     return Histogram(inner, rows)
 
 
-def _classes(
-    sites: Mapping[str, SiteSums], profiles: Mapping[str, Profile], fewest: int
-) -> tuple[dict[str, int | None] | None, float | None]:
-    """Return the samples of each class, and the mean distance of the sites' shares from the fleet's."""
-    by_device = {
-        name: dict(zip(map(str, profiles[name].labels), site.classes, strict=True))
-        for name, site in sites.items()
-        if site.classes
-    }
-    if len(by_device) < fewest:
-        return None, None
-    labels = dict.fromkeys(label for name in sorted(by_device) for label in by_device[name])
-    total = {label: sum(counts.get(label, 0) for counts in by_device.values()) for label in labels}
-    whole = sum(total.values())
-    if not whole:
-        return None, None
-    distance = 0.0
-    for counts in by_device.values():
-        if rows := sum(counts.values()):
-            apart = sum(abs(counts.get(label, 0) / rows - total[label] / whole) for label in labels) / 2
-            distance += apart * rows / whole
-    holders = {label: sum(counts.get(label, 0) > 0 for counts in by_device.values()) for label in labels}
-    return shown_classes({label: total[label] if holders[label] >= fewest else 0 for label in labels}), distance
+def _agreed(bins: Sequence[float], count: float) -> list[float]:
+    """Return the counts of the bins, with the count of the column: the least squares estimate of both."""
+    more = (count - math.fsum(bins)) / (len(bins) + 1)
+    return [value + more for value in bins]
 
 
-def shown_classes(total: Mapping[str, int]) -> dict[str, int | None]:
+def _quantiles(bins: Sequence[float], low: float, width: float, error: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the quantiles within the bins, and their errors. Those with few rows on one side are left out.
+
+    With k bins below, the sum of them minus the quantile's share p of all B bins has the variance s^2 times
+    k - 2 p k + p^2 B - (k - p B)^2 / (B + 1). Over the density of the bin it is a distance. Within a bin rows are taken as
+    spread evenly: that adds width^2 / 12.
+    """
+    below = list(accumulate(bins))
+    rows = below[-1]
+    upper, lower = list(accumulate(below, max)), list(accumulate(reversed(below), min))[::-1]
+    rising = [0.0, *(max(0.0, (a + b) / 2) for a, b in zip(upper, lower, strict=True))]  # noise can make counts negative
+    values, errors = {}, {}
+    for share in QUANTILES:
+        rank = share * rows
+        if min(rank, rows - rank) < max(FEWEST_ROWS, 2 * error):
+            continue
+        at = next((place for place in range(len(bins)) if rising[place + 1] >= rank), len(bins) - 1)
+        inside = rising[at + 1] - rising[at]
+        part = min(1.0, max(0.0, (rank - rising[at]) / inside)) if inside > 0 else 0.5
+        k, many = at + part, len(bins)
+        variance = k - 2 * share * k + share**2 * many - (k - share * many) ** 2 / (many + 1)
+        distance = error * math.sqrt(max(0.0, variance)) * width / max(inside, error)
+        values[f"{share:g}"] = low + (at + part) * width
+        errors[f"{share:g}"] = math.sqrt(distance**2 + width**2 / 12)
+    return values, errors
+
+
+def shown_classes(total: Mapping[str, float], is_exact: bool) -> dict[str, int | None]:
     """Return the samples of each class; None where they are too few, and of one more class if they would follow from it."""
-    shown = {label: count if count >= FEWEST_ROWS else None for label, count in total.items()}
+    shown = {label: _count(count) for label, count in total.items()}
     known = [(count, label) for label, count in shown.items() if count is not None]
-    if known and len(known) == len(shown) - 1:  # the sum of all classes is known
+    if is_exact and known and len(known) == len(shown) - 1:  # the sum of all classes is known
         shown[min(known)[1]] = None
     return shown
 

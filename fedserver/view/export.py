@@ -22,10 +22,11 @@ from attune.fedserver.consent import check_consent
 from attune.fedserver.core.given_model import GivenModel
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import KEY_FILE, Authority
-from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, left_out, worths
+from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, left_out
 from attune.fedserver.lab.aggregators.mean import VALUE
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
+from attune.fedserver.lab.worth import IN_ONE_SUM, fleet_worths
 from attune.fedserver.ports.blobs import SERVED, Blobs, blob_of, read_again
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.disk import scratch_blobs
@@ -33,7 +34,6 @@ from attune.fedserver.view import summary
 from attune.fedserver.view.status import NO_WORTH, status
 
 LEFT_OUT, WORTHS = ("client", "samples", "misfit"), ("client", "worth", "low", "high")
-MOST_CLIENTS, MOST_BYTES = 100, 1 << 29  # whose worth is computed: each pair of clients is left out once
 ORDER_COLUMNS = ("round", "work", "client", "samples", "staleness", "arrival")
 
 
@@ -120,6 +120,7 @@ class _Exported:
         assert snapshot.plan is not None  # noqa: S101 (callers have checked)
         self._blobs, self._scratch = blobs, scratch
         self._slots = {(slot.part, slot.key): blob_of(slot) for slot in snapshot.slots}
+        self.worths = fleet_worths(snapshot.slots, blobs)
         self._engine = Engine(
             snapshot.plan, snapshot.slots, blobs, snapshot.record.round, served=scratch, variants=snapshot.variants
         )
@@ -144,19 +145,6 @@ class _Exported:
             return []
         of_clients = ((client, read_tensors(self._blobs.open(blob))) for client, blob in sums.items())
         return left_out(read_tensors(self._blobs.open(total)), of_clients)
-
-    def worths(self) -> list[tuple[str, float, float, float]] | str:
-        """Return the rows of worth.csv, or why there are none; empty: clients hand in no sums."""
-        sums = {key.removeprefix(OF): blob for (_, key), blob in sorted(self._slots.items()) if key.startswith(OF)}
-        if MEMBERS in {key for _, key in self._slots}:
-            return NO_WORTH
-        total = next((blob for (_, key), blob in self._slots.items() if key == TOTAL), None)
-        if total is None or not sums:
-            return ""
-        if len(sums) > MOST_CLIENTS or sum(blob.size for blob in sums.values()) > MOST_BYTES:
-            return f"there are more than {MOST_CLIENTS} clients, or {MOST_BYTES >> 20} MB of sums"
-        of_clients = {client: read_tensors(self._blobs.open(blob)) for client, blob in sums.items()}
-        return worths(read_tensors(self._blobs.open(total)), of_clients)
 
     def ends(self) -> list[str]:
         """Return what the names of parts end with: nothing for the plan's own model, and `@` with its name for a variant."""
@@ -200,9 +188,9 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
             csv.writer(file).writerows([LEFT_OUT, *((csv_cell(client), *numbers) for client, *numbers in rows)])
         first = ", ".join(f"{client} ({misfit:.2f})" for client, _, misfit in rows[:3])
         yield f"{out / 'left_out.csv'}: how little the sums of all others explain a client's, the least first: {first}"
-    values = state.worths()
+    values = state.worths
     if isinstance(values, str):
-        yield from [f"no worth.csv: {values}"] if values else []
+        yield from [f"no worth.csv: {NO_WORTH if values == IN_ONE_SUM else values}"] if values else []
         return
     with (out / "worth.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([WORTHS, *((csv_cell(client), *numbers) for client, *numbers in values)])

@@ -18,6 +18,7 @@ from attune.common.plan import run_name
 from attune.common.privacy.accountant import mode_of, visible_of
 from attune.common.task import described
 from attune.fedserver.core.accuracy import accuracies, over_all
+from attune.fedserver.core.tags import by_tag
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.admin import TokenView
 from attune.fedserver.ports.ledger import Snapshot
@@ -105,6 +106,8 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
         connected = sum(client["state"] not in ("disconnected", "revoked") for client in status["clients"])
         yield f"waiting: {connected} of at least {status['min_clients']} devices are connected"
     yield _table(status["clients"], status["metric"])
+    for group in by_tag(status["clients"]):
+        yield f"{group['tag']}: {group['devices']} devices, mean {status['metric']} {share(group['accuracy'])}"
     if status["accuracy"]:
         yield f"{described(status['metric'])}: {_averages(status['accuracy'])}"
     if status["privacy"]:
@@ -141,7 +144,8 @@ def _table(clients: list[dict[str, Any]], metric: str) -> Table:
     compared = [name for name in COMPARED if any(client.get(f"accuracy_{name}") is not None for client in clients)]
     ranked = [key for key in AUROCS if any(client.get(key) is not None for client in clients)]
     areas = (AUROCS[key] for key in ranked)
-    varied = ["variant"] * any(client.get("variant") for client in clients)
+    varied = [name for name in ("variant", "tag") if any(client.get(name) for client in clients)]
+    clients = sorted(clients, key=lambda client: client.get("tag") or "\uffff")  # the others in their order by name
     judged = ("verdict", "probably", "keeps mostly", *varied, "note")
     heads = ("device", "state", "samples", metric, "95 %", *compared, *areas, *judged)
     scores = [*(f"accuracy_{name}" for name in compared), *ranked]
@@ -157,7 +161,7 @@ def _cells(client: dict[str, Any], scores: Sequence[str], varied: Sequence[str])
     between = {name: "-" if end is None else "{:.3f}-{:.3f}".format(*end) for name, end in ends.items()}
     accuracy, interval, *others = (between.get(key) or share(client.get(key)) for key in ("accuracy", "interval", *scores))
     numbers = (client["name"], client["state"] + progress, str(client["samples"] or "-"), accuracy, interval, *others)
-    words = (client[key] or "-" for key in ("verdict", "probably", "kept", *varied))
+    words = (client.get(key) or "-" for key in ("verdict", "probably", "kept", *varied))
     return (*numbers, *words, client["note"] or "")
 
 

@@ -28,11 +28,12 @@ from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts, poole
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord, Report
+from attune.fedserver.core.tags import tag_of
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 
 ROUNDING = 1e-6  # of a reported epsilon
-OF_ORDERS = ("Metrics.", "Trouble.")  # fields that answer an order
 NO_WORTH = "with privacy.secure_aggregation the sum without one client would tell what that client has handed in"
+OF_ORDERS = ("Metrics.", "Trouble.")  # fields that answer an order
 
 
 def privacy_facts(snapshot: Snapshot) -> dict[str, Any] | None:
@@ -273,6 +274,7 @@ def status(
         "clients": [
             _client(device, device.name in connected, awaited, reported, finishers)
             | {"variant": (snapshot.variants.get(device.name) or MAIN) if snapshot.variants else None}
+            | ({"tag": tag_of(device, snapshot.tags) or None} if snapshot.tags else {})
             | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
             | {"accuracy": latest.get(device.name, (None,))[0]}
             | {"interval": interval_of(*latest[device.name], task) if device.name in latest else None}

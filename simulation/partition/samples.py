@@ -35,7 +35,7 @@ class Dataset:
     name: str
     kind: Kind
     train_x: Array
-    train_y: Array  # (N,); (N, T) for a label at each position of text
+    train_y: Array  # (N,); (N, T) for a label at each position of text, (N, H, W) for each pixel
     test_x: Array
     test_y: Array
     classes: list[Label]
@@ -101,9 +101,17 @@ class Dataset:
         return replace(self, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, more=more)
 
     def class_indices(self, positions: Positions | None = None) -> Positions:
-        """Return the classes at these positions as indices into `classes`: (N,), for text (N, T). None means all positions."""
+        """Return the classes at these positions as indices into `classes`: (N,), for text (N, T). None means all positions.
+
+        The class of an image with a label for every pixel is the one, beside the first, with the largest area, if it has any.
+        """
         y = self.y if positions is None else self.take(positions)[1]
-        return labels.to_indices(y.reshape(-1), self.classes, self.name).reshape(y.shape)
+        index = labels.to_indices(y, self.classes, self.name)
+        if y.ndim <= 2:
+            return index
+        areas = np.stack([(index == one).sum(axis=(1, 2)) for one in range(len(self.classes))], axis=1)
+        areas[:, 0] = areas[:, 1:].sum(axis=1) == 0
+        return np.asarray(areas.argmax(axis=1), dtype=np.int64)
 
 
 @dataclass(frozen=True)

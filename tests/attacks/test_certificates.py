@@ -103,13 +103,6 @@ def test_a_token_that_is_over_buys_no_fresh_certificate_for_an_old_device(scene:
     assert (kind, state.split()[0] in message) == ("token-refused", True), message
 
 
-def test_who_has_not_heard_the_answer_may_ask_again_with_the_same_token(scene: Scene) -> None:
-    text = token(scene[0])
-    first = Hand(scene[1].port, text, "ada-asks-again")
-    assert called(Hand(scene[1].port, text, "ada-asks-again", key=first.key)).name == first.name
-    assert kind_of(lambda: Hand(scene[1].port, text, "ada-asks-again", key=first.key)) == "token-refused"
-
-
 def test_an_operator_s_token_brings_back_the_device_that_it_names_and_no_other(scene: Scene) -> None:
     federation, server = scene
     ada = called(enrolled(scene, "ada-comes-back"))
@@ -171,18 +164,6 @@ def test_what_expires_soon_is_in_the_status(scene: Scene) -> None:
     [over] = away()
     assert over["expired"] and "fedserver token --for kiel-is-away" in over["todo"]
     assert "certificate of kiel-is-away expired on" in federation.command("fedserver", "status").stdout
-
-
-def test_an_expired_certificate_does_not_keep_its_stream(federation_at: FederationAt) -> None:
-    """Change the end of the certificate in the ledger, so that the test does not wait a minute."""
-    federation = federation_at("expired")
-    server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
-    mallory = Hand(server.port, server.join_token, "mallory")
-    with sqlite3.connect(federation.home / "state.sqlite") as database:
-        database.execute("UPDATE certificates SET not_after = ? WHERE name = 'mallory'", (time.time() + 8,))
-    stream = mallory.connect()
-    stream.next("notice")
-    assert kind_of(stream.end) == "certificate-refused"
 
 
 QUORUM_FLAGS = ("--method", "fedavg", "--model", "mlr", "--rounds", "2", "--set", "round.quorum=1")
@@ -248,27 +229,3 @@ def test_an_update_that_was_accepted_in_the_same_round_does_not_count(federated:
     bob.connect()
     [served] = ada.served(streams["ada"].next("order")).values()
     assert max(float(abs(tensor).max()) for tensor in served.values()) < 10
-
-
-def test_a_revoked_key_does_not_come_back_under_another_name(federated: Federated) -> None:
-    mallory = federated.device("mallory")
-    federated.revoke("mallory")
-    token = federated.server.join_token
-    assert kind_of(lambda: Hand(federated.server.port, token, "innocent", key=mallory.key)) == "certificate-refused"
-    assert federated.device("carl").name == "carl"
-
-
-def test_a_name_that_a_thief_had_is_used_again_and_the_thief_is_refused(federated: Federated) -> None:
-    thief, bob = federated.device("ada"), federated.device("bob")
-    for stream in [device.connect() for device in (thief, bob)]:
-        stream.next("order")
-    federated.revoke("ada")
-    made = federated.federation.command("fedserver", "token", "--for", "ada", "--home", str(federated.federation.home))
-    owner = Hand(federated.server.port, made.stdout.strip(), "ada")
-    owner.connect().next("welcome")
-    assert kind_of(thief.connect().end) == "certificate-refused"
-    states = {client["name"]: client["state"] for client in federated.federation.status()["clients"]}
-    [former] = [name for name in states if name.startswith("ada.revoked-")]
-    assert states[former] == "revoked" and states["ada"] != "revoked"
-    events = federated.federation.command("fedserver", "audit", "--home", str(federated.federation.home)).stdout
-    assert "name of a revoked device given to another" in events

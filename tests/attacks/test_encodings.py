@@ -101,16 +101,6 @@ def test_int8_that_is_none_is_refused(eve: Eve, spoil: Callable[[Tensors], Tenso
     assert eve.handing_in(spoil(changes(eve))) == answer
 
 
-def test_another_encoding_than_asked_for_is_refused(eve: Eve) -> None:
-    for encoding in ("", "bf16", "int4"):
-        assert eve.handing_in(eve.served, encoding) == "update-refused"
-
-
-def test_a_device_that_cannot_write_it_is_told_so(eve: Eve) -> None:
-    stream = Hand(eve.server.port, eve.server.join_token, "old").connect()
-    assert answer_to(stream.end) == "setting"
-
-
 def test_then_a_right_one_is_taken(eve: Eve) -> None:
     ref = eve.hands[1].send(eve.order.id, "shared", changes(eve))
     ref.encoding = "int8"

@@ -13,7 +13,7 @@ from attune.common.wire.digest import digest_of
 
 pytest.importorskip("obstore")
 
-from attune.features.remote.s3_objects import ObjectCache, S3Access, S3Objects
+from attune.features.remote.s3_objects import ObjectCache, S3Objects
 from attune.fedserver.ports.blobs import Damaged
 
 GOOD = bytes(range(256)) * 40
@@ -67,7 +67,7 @@ def store() -> Iterator[type[HostileStore]]:
 
 def objects_of(store: type[HostileStore]) -> S3Objects:
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "c", "AWS_ALLOW_HTTP": "true"}
-    return S3Objects(S3Access("s3://bucket/x", keys | {"AWS_ENDPOINT": f"http://127.0.0.1:{store.port}"}))
+    return S3Objects("s3://bucket/x", keys | {"AWS_ENDPOINT": f"http://127.0.0.1:{store.port}"})
 
 
 def check_damaged(store: type[HostileStore], cache: Path) -> None:

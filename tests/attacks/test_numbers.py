@@ -11,28 +11,21 @@ import pytest
 import attune
 from attune.common.errors import UpdateRefused
 from attune.common.metrics import LARGEST, LARGEST_GAIN, METRICS, RIVALS, WIDE, read_metrics
-from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
+from attune.common.site_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.features.pictures import plots
 from attune.features.web.pages import of_home
 from attune.features.web.parts import parts
 from attune.features.web.prometheus import exposition
 from attune.fedserver.core.fleet_verdict import fleet_verdicts
 from attune.fedserver.home import ServerHome
-from attune.fedserver.surveys.noisy_fleet import noisy_fleet
+from attune.fedserver.surveys.answers import noisy_fleet
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.homes import status_of
 from tests.e2e.harness import tabular_shard
 
-NO_LIMIT = {
-    "loss",
-    "seconds",
-    "epsilon",
-    "likelihood_personalized",
-    "likelihood_kept",
-    "likelihood_closed_form",
-}
+NO_LIMIT = {"loss", "seconds", "epsilon"}
 NO_LIMIT |= {f"{prefix}{name}_{rival}" for prefix in ("", "kept_") for name in ("gain", "error") for rival in RIVALS}
-NO_LIMIT |= {f"likelihood_{model}" for model in (*RIVALS, "personalized", "kept", "closed_form")}
+NO_LIMIT |= {f"likelihood_{model}" for model in (*RIVALS, "personalized", "kept", "closed_form", "closed_form_error")}
 
 
 def test_every_number_without_a_limit_of_its_own_has_this_one() -> None:

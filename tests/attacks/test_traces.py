@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from attune.common.errors import AttuneError, DiskFull, HomeMismatch, WireError
-from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
 from attune.fedserver.core.advice import BY_KIND, for_devices
 from attune.fedserver.ports.blobs import Damaged
@@ -105,12 +104,3 @@ def test_other_errors_lose_the_folders_of_the_server(folder: str) -> None:
     shown = for_devices(error)
     assert str(shown) == "eve.sha256-1.part has no header: update one of the two, or see attune/docs, 1/2 and 3 / 4 / 5"
     assert (type(shown), str(error).startswith(folder)) == (WireError, True), "the log keeps the whole name"
-
-
-def test_a_malformed_blob_names_no_folder_of_the_server(scene: Any) -> None:
-    federation, _, (ada, _), order = scene
-    data = b"\xff" * 40
-    part = order.returns[0].part
-    ada.upload(order.id, part, [data], digest_of(data), len(data))
-    kind, message = refusal(lambda: ada.submit(order.id, [pb.BlobRef(part=part, digest=digest_of(data), size=len(data))]))
-    assert str(federation.folder) not in message, (kind, message)

@@ -11,7 +11,6 @@ from attune.common.plan import ModelSpec
 from attune.common.wire.files import write_tensors
 from attune.fedclient.data.makers.alphabets import alphabet_of
 from benchmarks import adapters_text
-from benchmarks.adapters import sizes
 from examples import minilm
 from tests.needs import Later, needs
 
@@ -40,15 +39,6 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def plays(folder: Path) -> Path:
-    """Write ten plays with different words; every other speech is too short."""
-    folder.mkdir()
-    for play in range(10):
-        said = "".join(f"ROSE\tking{play} {at}\nTHORN\t{f'love{play} war{play} ' * 7}\n" for at in range(60))
-        (folder / f"play{play}.txt").write_text(f"ACT I\n\n{said}")
-    return folder
-
-
 def test_no_speech_is_on_two_devices_and_tests_stand_behind(tmp_path: Path) -> None:
     speeches = {
         play: ([f"{play} early {n}" for n in range(90)], [f"{play} late {n}" for n in range(90)]) for play in "abcdefghij"
@@ -59,27 +49,6 @@ def test_no_speech_is_on_two_devices_and_tests_stand_behind(tmp_path: Path) -> N
     assert all(("early" in row["speech"]) == (row["split"] == "train") for row in rows)
     assert all(row["speech"].startswith(row["play"]) for row in rows)
     assert [len({row["play"] for row in table}) for table in tables] == [adapters_text.OWN] * 6
-
-
-@pytest.mark.parametrize("kind", ["head", "lora", "full"])
-def test_only_what_is_trained_travels(tmp_path: Path, tiny: Path, kind: str) -> None:
-    """Expect 16 * 10 + 10 numbers of the head; LoRA of rank 8 on queries and values of two layers adds 4 * 2 * 8 * 16."""
-    if kind == "lora":
-        pytest.importorskip("peft")
-    speeches = adapters_text.speeches_of(plays(tmp_path / "plays"))
-    assert {play: [len(part) for part in parts] for play, parts in speeches.items()} == {play: [40, 20] for play in speeches}
-    shards = adapters_text.make_shards(speeches, tmp_path / "shards", 2, (12, 6), 0)
-    row = adapters_text.measure(kind, "fedavg+ft", shards, 1, 0, alone=kind == "head")
-    numbers = sizes({kind: adapters_text.built(kind)})[kind]
-    head = WIDTH * 10 + 10
-    assert numbers["trained"] == {"head": head, "lora": head + 4 * 2 * 8 * WIDTH}.get(kind, numbers["trained"])
-    assert (kind == "full") == (numbers["frozen"] == 0)
-    times = row["bytes_a_device_and_round"] / (4 * numbers["trained"])
-    assert 2 < times < 5, "there, back, once more to be evaluated, and headers"
-    assert row["server_state_bytes"] < 4 * numbers["trained"] + 8000
-    assert (
-        0 <= row["common"] <= 1 and row["constant"] == pytest.approx(1 / 3, abs=1e-4) and ("local" in row) == (kind == "head")
-    )
 
 
 def test_the_mean_is_over_what_is_no_padding(tiny: Path) -> None:

@@ -1,23 +1,16 @@
 """Benchmarks of the choice between models, and of races between methods."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from click.testing import CliRunner
 
 import attune
-from attune.common.errors import SettingError
-from attune.simulation.partition.datasets import DIGITS, load_source
-from attune.simulation.partition.split import write_shards
+from attune.simulation.partition.datasets import DIGITS
 from benchmarks import auto, choice
 from benchmarks.recipes.catalogue import SERVED, get
-from benchmarks.recipes.run import harmed
 from benchmarks.result_file import Results
 from tests.e2e.harness import tabular_shard
 
@@ -48,30 +41,6 @@ def test_a_device_that_keeps_its_own_model_is_judged_by_its_own_counts(tmp_path,
     assert found == (expected, expected)
 
 
-@pytest.mark.parametrize(("most", "rounds"), [(60, 1), (12, 4)])
-def test_a_blend_is_judged_against_the_common_model_and_the_one_trained_alone(tmp_path, monkeypatch, most, rounds):
-    """Test also the case that 12 samples are too few for a choice."""
-    recipe = replace(small(2), rounds=rounds, settings=SETTINGS | {"train.local_epochs": 600 // most, "train.lr": 0.05})
-    shards = write_shards(tmp_path / "shards", recipe.points[0].cut(load_source(DIGITS), 0))
-    for shard in shards:
-        with np.load(shard / "train.npz") as train:
-            few = {name: array[:most] for name, array in train.items()}
-        np.savez(shard / "train.npz", **few)
-    ended, local = (choice.ended_with(method, shards, recipe, 0) for method in ("fedmcsa", "local"))
-    clients = {client["name"]: client for client in ended.status["clients"]}
-    seen = {}
-    monkeypatch.setattr(
-        choice, "harmed", lambda mine, rivals, *groups: seen.update(mine=mine, **rivals) or harmed(mine, rivals, *groups)
-    )
-    blends = [shard for shard in shards if len(ended.model(shard.name).members) == 3]
-    assert len(blends) == len(shards) or (most == 12 and blends), "of 12 samples some have no use for the common model"
-    for shard in blends:
-        model, client = ended.model(shard.name), clients[shard.name]
-        choice.is_harmed(shard, client, model, local.model(shard.name))
-        for name, key in (("mine", "kept"), ("common", "common"), ("local", "local")):
-            assert np.mean(seen[name]) == pytest.approx(client[f"accuracy_{key}"])
-
-
 def test_a_run_that_was_interrupted_goes_on(tmp_path):
     recipe = small(0)
     results = Results(tmp_path / "choice.csv", (*choice.KEY, *choice.FIGURES))
@@ -86,16 +55,6 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
     assert len(list(choice.lines(rows))) == 2 + 3
 
 
-def test_a_point_that_no_recipe_has_is_named(tmp_path):
-    found = CliRunner().invoke(choice.main, ["--recipe", "digits", "--x", "68.5", "--out", str(tmp_path / "choice.csv")])
-    assert found.exit_code == 2
-    assert "digits has no point 68.5" in found.output
-    assert not (tmp_path / "choice.csv").exists()
-
-
-ROOT = Path(__file__).parents[2]
-
-
 def test_behind_is_the_best_candidate_minus_the_choice() -> None:
     row = {"recipe": "digits", "x": "40", "rounds": "20", "seed": "0"}
     rows = [
@@ -105,23 +64,6 @@ def test_behind_is_the_best_candidate_minus_the_choice() -> None:
     ]
     assert list(auto.lines(rows))[2:] == ["| digits | 40 | 20 | 0 | `fedper` | 85.4 | 90.6 (`fedtp`) | +5.2 |"]
     assert len(list(auto.lines(rows[1:]))) == 2, "without a race there is no line"
-
-
-def test_finished_points_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-
-    def trained(shards: list[Path], method: str, *rest: object) -> auto.Outcome:
-        assert len(shards) == 10
-        ran.append(method)
-        right = {shard.name: torch.arange(20) < 10 + len(ran) for shard in shards}
-        return auto.Outcome(right, dict.fromkeys((1, 2, 3), ({shard.name: -1.0 / len(ran) for shard in shards}, {})))
-
-    monkeypatch.setattr(auto, "outcome", trained)
-    words = ["--recipe", "digits", "--x", "40", "--rounds", "3", "--out", str(tmp_path / "auto.csv")]
-    first = CliRunner().invoke(auto.main, words, catch_exceptions=False)
-    assert ran == ["local", *auto.USUAL]
-    assert CliRunner().invoke(auto.main, words, catch_exceptions=False).output == first.output and len(ran) == 6
-    assert "| digits | 40 | 3 | 0 | `fedmcsa` | 80.0 | 80.0 (`fedmcsa`) | +0.0 |" in first.output
 
 
 def test_a_choice_from_scores_is_that_of_a_race(tmp_path: Path) -> None:
@@ -136,17 +78,3 @@ def test_a_choice_from_scores_is_that_of_a_race(tmp_path: Path) -> None:
     result = attune.simulate(shards, "fedper", settings=settings, **options)
     kept = {row.device: row.kept for row in result.table()}
     assert {name: float(of.double().mean()) for name, of in outcomes["fedper"].kept.items()} == pytest.approx(kept)
-
-
-def test_where_devices_have_no_closed_form_it_is_no_candidate(tmp_path: Path) -> None:
-    shards = [tabular_shard(tmp_path / f"site{n}", seed=n, samples=40) for n in range(2)]  # each scales its own columns
-    with pytest.raises(SettingError, match="scale"):
-        auto.outcome(shards, "closed-form", 3, 0, {"model.name": "mlr"})
-
-
-def test_the_committed_rows_are_whole() -> None:
-    with (ROOT / "benchmarks" / "results" / "auto.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for run in {tuple(row[name] for name in auto.COLUMNS[:4]) for row in rows}:
-        methods = {row["method"] for row in rows if tuple(row[name] for name in auto.COLUMNS[:4]) == run}
-        assert methods - set(auto.USUAL) == {"auto", "local"} and "fedavg" in methods

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 
 from attune.common import aio
-from attune.simulation.partition.datasets import load_dataset
-from attune.simulation.partition.split import partition, write_shards
-from benchmarks import buffered, published_size
+from benchmarks import buffered
 from benchmarks.delay import Counted, Proxy, Way, through
 from benchmarks.links import Case, measure
-from benchmarks.published_size import Size
-from benchmarks.result_file import Results
 
 RTT_S = 0.2
 
@@ -53,12 +49,6 @@ def test_bytes_arrive_whole_and_not_before_the_round_trip():
     back, first_s, _ = aio.run(_round_trip(payload, Way(RTT_S)))
     assert back == payload
     assert first_s >= RTT_S
-
-
-def test_chunks_travel_side_by_side():
-    """Send 3 MB, more than ten chunks: if each waited for the one before it, the last would need ten times the delay."""
-    _, first_s, last_s = aio.run(_round_trip(bytes(3_000_000), Way(RTT_S)))
-    assert last_s - first_s < 5 * RTT_S
 
 
 def test_a_narrow_link_lets_bytes_through_at_its_rate_in_both_directions():
@@ -117,18 +107,6 @@ def test_bulk_on_a_narrow_link_breaks_no_connection_and_no_byte_is_sent_twice():
     assert found["times_the_blobs"] <= 1.05
 
 
-def test_it_counts_rounds_orders_bytes_and_memory():
-    small = ("model.width=8", "model.depth=1", "model.heads=1", "model.patch=16", "method.hidden=4", "train.local_epochs=1")
-    found = published_size.measure(
-        Size(devices=3, cohort=2, rounds=2, train_samples=10, test_samples=10, settings=small), Way()
-    )
-    assert len(found["rounds_s"]) == 2 and found["moved_bytes"]["connections"] >= 3
-    orders = found["blob_bytes_of_an_order"]
-    assert (orders["train"]["orders"], orders["evaluate"]["orders"]) == (4, 3)
-    assert 0 < orders["train"]["all_up"] < found["moved_bytes"]["up"]
-    assert found["after_the_rounds"]["server"]["peak_bytes"] > 50 << 20
-
-
 # --- accuracy against time: the speeds of the devices, the curves over seeds, and when a curve reaches an accuracy
 
 
@@ -145,28 +123,3 @@ def test_an_accuracy_is_reached_on_the_line_between_two_points():
     assert buffered.reaches(points, 0.65) == pytest.approx(30.0)
     assert buffered.reaches(points, 0.4) == buffered.reaches(points, 0.1) == 10.0
     assert buffered.reaches(points, 0.71) is None
-
-
-def test_a_point_is_the_mean_of_all_seeds_or_none():
-    def row(mode, rounds, seed, seconds, accuracy):
-        same = {"method": "fedtp", "mode": mode, "rounds": str(rounds), "seed": str(seed)}
-        return same | {"seconds": str(seconds), "accuracy": str(accuracy)}
-
-    rows = [row("buffered", 40, seed, 10.0 + seed, 0.5 + seed / 10) for seed in (0, 1)]
-    rows += [row("buffered", 20, 0, 5.0, 0.3), row("synchronous", 40, 1, 99.0, 0.9)]
-    assert buffered.curves(rows, "fedtp", "buffered") == [(10.5, pytest.approx(0.55))]
-
-
-def test_a_run_is_written_once_with_the_clocks_time(tmp_path, monkeypatch):
-    shards = write_shards(tmp_path / "shards", partition(load_dataset("digits"), "dirichlet", 4, 0, alpha=1.0))
-    monkeypatch.setitem(buffered.SMALL, "train.local_steps", 1)
-    monkeypatch.setitem(buffered.MODES, "buffered", ({"round.mode": "buffered", "round.buffer": 2}, (1,)))
-    results = Results(tmp_path / "buffered.csv", buffered.COLUMNS)
-    for _ in range(2):
-        buffered.measure(results, shards, "fedavg", "synchronous", 1, 0)
-    buffered.measure(results, shards, "fedavg", "buffered", 1, 0)
-    synchronous, early = results.rows()
-    slowest = max(buffered.speeds([shard.name for shard in shards], 0).values())
-    assert float(synchronous["seconds"]) == pytest.approx(slowest, abs=0.01)  # the round waits for the slowest device
-    assert float(early["seconds"]) < float(synchronous["seconds"])
-    assert 0 <= float(synchronous["slow_half"]) <= 1 and 0 <= float(synchronous["accuracy"]) <= 1

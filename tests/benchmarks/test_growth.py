@@ -7,7 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks import encoding_speed, encodings, growth, hypernetwork, quick, target_tables
+from benchmarks import encoding_speed, growth, hypernetwork, quick, target_tables
 
 
 def test_an_exponent_is_that_of_the_power():
@@ -20,13 +20,6 @@ def test_the_last_three_points_are_fitted_by_themselves():
     rows = [dict.fromkeys(growth.FIGURES, value) | {"clients": n} for n, value in ((1, 5), (2, 5), (4, 10), (8, 20))]
     assert growth.fitted("clients", rows)["median_s"]["last_three"] == 1.0
     assert 0 < growth.fitted("clients", rows)["median_s"]["all"] < 1.0
-
-
-def test_the_cases_cover_what_is_promised():
-    cases = [case for _, some in growth.SERIES.values() for case in some]
-    assert {case.clients for case in cases} >= {1, 2, 4, 8, 16, 32, 64}
-    assert {case.parameters for case in cases} >= {10**4, 10**5, 10**6, 10**7, 10**8}
-    assert max(case.clients * case.parameters for case in cases) == growth.MOST
 
 
 def test_cases_above_the_limit_are_left_out_and_none_is_measured_twice(monkeypatch, tmp_path):
@@ -46,23 +39,6 @@ def test_cases_above_the_limit_are_left_out_and_none_is_measured_twice(monkeypat
     series = json.loads(out.read_text())["series"]
     assert [row["clients"] for row in series["devices, 10^5 parameters"]["rows"]] == [1, 2, 4]
     assert series["parameters, 4 devices"]["exponents"]["median_s"]["all"] == 1.0
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    (tmp_path / "round.json").write_text(json.dumps({"rows": [{"clients": 2, "tls_s": 1}, {"clients": 8, "tls_s": 2}]}))
-    monkeypatch.setattr(quick, "RESULTS", tmp_path)
-
-
-def test_the_row_that_is_alike_is_the_one_compared_with(results):
-    assert quick.committed("round.json", "rows", clients=8) == {"clients": 8, "tls_s": 2}
-    assert quick.committed("round.json", "rows", clients=4) is None
-    assert quick.committed("absent.json", "rows", clients=8) is None
-
-
-def test_a_line_has_both_figures_and_their_ratio():
-    assert quick.shown(("x", 3.0, 2.0)) == "x: now 3, committed 2, ratio 1.50"
-    assert quick.shown(("x", 3.0, None)) == "x: now 3, nothing committed"
 
 
 def test_what_is_committed_is_found():
@@ -103,12 +79,3 @@ def test_the_bytes_of_an_encoding_are_a_share_of_the_plain_ones(encoding, share)
     found = encoding_speed.measure(encoding, tensors, base)
     assert found["encoding"] == encoding and found["write_ms_per_mib"] >= 0 and found["read_ms_per_mib"] >= 0
     assert found["bytes"] == pytest.approx(share, abs=0.002) if share else 0.5 < found["bytes"] < 1.0
-
-
-def test_rows_of_encodings_that_are_there_are_not_measured_again(tmp_path):
-    out = tmp_path / "encodings.csv"
-    assert encodings.done(out) == set()
-    task = encodings.TASKS[1].name
-    with encodings.table(out, encodings.COLUMNS, append=True) as write:
-        write(dict.fromkeys(encodings.COLUMNS, 0) | {"task": task, "encoding": "int8 up, zstd down", "seed": 1})
-    assert encodings.done(out) == {(task, "int8 up, zstd down", "1")}

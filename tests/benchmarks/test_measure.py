@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from attune.fedserver.core.evidence import THRESHOLD
-from benchmarks import evidence, measure, mutations
+from benchmarks import measure, mutations
 from benchmarks.measure import Source
 from benchmarks.mutations import Mutation
 from benchmarks.way import Way
@@ -291,13 +291,3 @@ def test_the_document_has_the_figures_of_the_calibration():
     for size, figure in zip(("12", "20", "50", "200"), found.groups(), strict=True):
         half = [row for row in judged if (row["scores"], row["without_effect"], row["test"]) == ("counts", "0.5", size)]
         assert figure == f"{100 * sum(int(row['wrong']) for row in half) / sum(int(row['called']) for row in half):.1f}"
-
-
-def test_the_program_writes_a_row_for_each_kind_of_fleet(tmp_path, monkeypatch):
-    for name in ("SHARES", "SAMPLES", "GAINS", "GROUPS", "DEVICES"):
-        monkeypatch.setattr(evidence, name, getattr(evidence, name)[:1])
-    done = CliRunner().invoke(evidence.main, ["--out", str(tmp_path / "out.csv"), "--repeats", "1"], catch_exceptions=False)
-    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
-    assert done.exit_code == 0 and len(rows) == 2 * 2 * len(evidence.NONE) * len(evidence.THRESHOLDS)
-    assert {row["test"] for row in rows} == {"all", "12", "8"}
-    assert {row["judged"] for row in rows} == {"9"}

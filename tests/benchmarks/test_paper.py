@@ -10,11 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from attune.common.config import convert, parse_assignment
-from attune.fedclient.data.shard import load_shard
 from attune.fedserver.core.planning import ResolvedSettings, resolve
 from attune.simulation.grid_search import SHARED
-from benchmarks import lines, paper, paper_curves, report, tables
-from benchmarks.federation import Ended
+from benchmarks import lines, paper, report, tables
 from benchmarks.result_file import Results
 
 SMALL = {
@@ -123,38 +121,7 @@ def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
     assert f"| Ours |  | {sum(ours) / 2:.1f} ({min(ours):.1f} to {max(ours):.1f}, 2 seeds) |" in said.replace("*", "")
 
 
-@pytest.mark.parametrize("option", ["--column", "--row", "--seed"])
-def test_an_unknown_part_of_a_table_is_an_error_with_the_known_ones(small, tmp_path, option):
-    words = ("fedmcsa-1", "--scratch", str(tmp_path / "scratch"), "--out", str(tmp_path / "out"), option, "17")
-    ended = CliRunner().invoke(paper.main, words)
-    assert ended.exit_code == 2 and "17" in ended.output and option in ended.output
-    assert {"--column": "digits/mlr", "--row": "Alone, Mine", "--seed": "0, 1"}[option] in ended.output
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_column_may_draw_so_many_samples_of_its_file(tmp_path):
-    parts = {"train": 40, "test": 20}
-    arrays = {f"{part}_x": np.random.default_rng(0).random((size, 6, 6), np.float32) for part, size in parts.items()}
-    np.savez(tmp_path / "data.npz", **arrays, **{f"{part}_y": np.arange(size) % 2 for part, size in parts.items()})
-    partition = ["--scheme", "iid", "--clients", "2"]
-    for samples, held in ((12, (12, 12)), (0, (40, 20))):
-        column = {"name": f"draws/{samples}", "data": "made", "samples": samples, "partition": partition}
-        table = convert(tables.Table, {**SMALL, "column": [column]}, "")
-        task = paper.Cell("t", table.row[0], table.column[0], 0).task
-        shards = paper.cut(paper.Study([], 0, []), task, 0, {"made": tmp_path / "data.npz"}, tmp_path)
-        found = [load_shard(path.parent) for path in sorted(shards.glob("*/train.npz"))]
-        assert tuple(sum(map(len, each)) for each in zip(*((s.train_y, s.test_y) for s in found), strict=True)) == held
-
-
 RIVALS = [{"name": "Mean", "method": "fedavg"}, {"name": "Alone", "method": "local"}]
-
-
-def test_of_two_rivals_that_are_run_both_have_a_share_of_who_is_worse_off(tmp_path, monkeypatch):
-    table = convert(tables.Table, {**SMALL, "row": RIVALS, "grid": None}, "")
-    monkeypatch.setattr(paper, "load", lambda name: table)
-    run(tmp_path, "--seed", "0")
-    found = {row["row"]: row["worse_off"] for row in rows(tmp_path / "fedmcsa-1.csv")}
-    assert all(0 <= float(share) <= 1 for share in found.values()) and set(found) == {"Mean", "Alone"}
 
 
 def test_of_two_rivals_each_is_told_who_is_worse_off_than_with_the_other(tmp_path):
@@ -171,65 +138,6 @@ def test_of_two_rivals_each_is_told_who_is_worse_off_than_with_the_other(tmp_pat
     assert [(row["row"], row["worse_off"]) for row in made.results.rows()] == [("Mean", "1.0"), ("Alone", "0.0")]
     made.results.fill({"row": "Mean"}, {"worse_off": 0.5})
     assert made.results.rows()[0]["worse_off"] == "1.0", "only what was left empty"
-
-
-def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(paper, "ROUNDS_A_POINT", 1)
-    run(tmp_path, "--row", "Alone")
-    results, points = rows(tmp_path / "fedmcsa-1.csv"), rows(tmp_path / "fedmcsa-1_curves.csv")
-    assert [(point["seed"], point["closed"]) for point in points] == [(seed, closed) for seed in "01" for closed in "012"]
-    for result in results:
-        [*_, last] = [point for point in points if point["seed"] == result["seed"]]
-        assert (last["over_samples"], last["mean_over_clients"]) == (result["over_samples"], result["mean_over_clients"])
-    course = paper_curves.courses(points, "digits/mlr")["Alone"]
-    assert course[2] == [100 * float(result["over_samples"]) for result in results] and sorted(course) == [0, 1, 2]
-    ended = CliRunner().invoke(paper_curves.main, ["fedmcsa-1", "--out", str(tmp_path)], catch_exceptions=False)
-    assert "fedmcsa-1_digits-mlr.png: Alone" in ended.output
-    assert (tmp_path / "fedmcsa-1_digits-mlr.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_accuracy_by_sigma_is_of_fedmcsa_without_other_settings():
-    made = [("mnist/mlr", "fedmcsa", f"method.mu=0 method.sigma={sigma}", 0.9 + sigma / 1000) for sigma in (1, 10)]
-    others = [
-        ("mnist/mlr", "fedmcsa", "method.mu=5 method.sigma=50", 0.5),
-        ("mnist/mlr", "fedavg+mcsa", "method.sigma=50", 0.5),
-        ("fmnist/mlr", "fedmcsa", "method.mu=0 method.sigma=50", 0.5),
-    ]
-    rows = [
-        {"column": column, "method": method, "settings": settings, "bmta_over_samples": str(figure)}
-        for column, method, settings, figure in made + others
-    ]
-    assert paper_curves.by_sigma(rows) == {"mnist/mlr": {1: [pytest.approx(90.1)], 10: [pytest.approx(91)]}}
-
-
-def test_a_row_that_was_scored_once_is_a_dot(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(paper_curves.figures, "file_of", lambda figure: drawn.extend(figure.axes[0].lines) or b"")
-    paper_curves.picture("digits", {"Once": {1000: [83.9]}, "Often": {500: [79.0], 1000: [80.0]}})
-    assert [line.get_marker() for line in drawn] == ["o", "None"]
-
-
-def test_between_evaluations_of_all_clients_a_point_is_the_mean_of_cohorts(monkeypatch):
-    monkeypatch.setattr(paper, "ROUNDS_A_POINT", 2)
-    told = [(0, 0.1, False), (1, 0.2, False), (2, 0.4, False), (3, 0.5, True), (4, 0.6, False)]
-    curve = [{"round": r, "whole": whole, "over_samples": a, "mean_over_clients": a + 0.1} for r, a, whole in told]
-    points = list(paper.points(Ended({}, {"judged": "before", "curves": {"before": curve}}, 0.0)))
-    assert [(point["closed"], point["asked"], point["over_samples"]) for point in points] == [
-        (1, "cohorts", 0.15), (3, "all", 0.5),
-    ]  # fmt: skip
-
-
-def test_a_curve_of_many_evaluations_keeps_some_of_them_and_the_last(monkeypatch):
-    monkeypatch.setattr(paper, "ROUNDS_A_POINT", 3)
-    curve = [{"round": r, "whole": True, "over_samples": r / 10, "mean_over_clients": 0.5} for r in range(9)]
-    points = paper.points(Ended({}, {"judged": "before", "curves": {"before": curve}}, 0.0))
-    assert [(point["closed"], point["over_samples"]) for point in points] == [(0, 0.0), (3, 0.3), (6, 0.6), (8, 0.8)]
-
-
-def test_what_was_not_run_is_named_with_its_command(small, tmp_path):
-    said = "\n".join(report.section("fedmcsa-1", tmp_path))
-    assert "Not run: 4 of 4. `python -m benchmarks.paper fedmcsa-1 --scratch FOLDER`" in said
-    assert "- digits/mlr (`--column digits/mlr --seed 1`): all 2 rows" in said
 
 
 @pytest.mark.parametrize(
@@ -284,30 +192,6 @@ def test_a_lead_is_compared_where_a_figure_prints_it_and_both_rows_were_run():
     assert lines.leads(tables.load("fedmcsa-1"), column, ran) == []
 
 
-@pytest.mark.parametrize(
-    ("ours", "verdict"), [((0.4,), "holds"), ((-0.4,), "does not"), ((0.9, -0.3), "holds"), ((-0.6, 0.2), "not decided")]
-)
-def test_who_is_behind_is_not_said_to_be_ahead(ours, verdict):
-    assert lines.Line("HeurFedAMP", 0.5, ours, (), len(ours), "", lead=True).verdict == verdict
-
-
-def test_a_row_no_better_than_a_constant_answer_is_marked_and_who_is_harmed_is_said():
-    line = lines.Line("FedAvg", 78.04, (77.0,), (55.0,), 1, "`fedavg`", constant=79.4, worse_off=(63.0,))
-    assert report.shown(line, "") == "| FedAvg | 78.04 | 77.0* | -1.0 |  | 55.0 | 63 % | `fedavg` |"
-
-
-def test_the_last_round_stands_beside_the_best_one():
-    line = lines.Line("FedPer", 97.44, (97.0,), (95.0,), 1, "`fedper`", last=(96.5,))
-    assert report.shown(line, "holds") == "| FedPer | 97.44 | 97.0 (last round 96.5) | -0.4 | holds | 95.0 |  | `fedper` |"
-
-
-def test_a_row_is_run_with_fewer_seeds_than_its_column_where_the_table_says_so():
-    table = tables.load("fedtp-2")
-    found = {(c.row.name, c.column.name, c.seed) for c in paper.cells("fedtp-2", table, (), (), ())}
-    assert ("FedTP", "cifar10/pathological/50", 2) in found and ("FedAvg-T", "cifar10/pathological/50", 0) in found
-    assert len(found) == 4 * 3 + 6 + 10
-
-
 @pytest.mark.parametrize("name", tables.names())
 def test_the_rivals_of_a_column_are_run_before_who_may_be_harmed(name):
     table = tables.load(name)
@@ -316,13 +200,3 @@ def test_the_rivals_of_a_column_are_run_before_who_may_be_harmed(name):
         rivals = [rival for *place, rival in asked if place == [seed, column]]
         assert rivals == sorted(rivals, reverse=True) and rivals[0], (seed, column)
         assert {"local", "fedavg"} <= {row.method for row in table.row}
-
-
-GPU = ("fedtp-2-full", "--data", "cifar10=not-there.npz")  # from `make paper-gpu`, whose data need not exist yet
-
-
-def test_without_an_accelerator_it_is_said_and_nothing_is_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    ended = CliRunner().invoke(paper.main, [*GPU, "--scratch", str(tmp_path / "s"), "--out", str(tmp_path)])
-    assert ended.exit_code == 1 and "no accelerator, so no cell was run" in ended.output
-    assert not list(tmp_path.iterdir())

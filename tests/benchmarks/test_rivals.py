@@ -1,8 +1,5 @@
 """Rivals outside the product: what scikit-learn gives by direct calls or by hand, and what is there is not fitted again."""
 
-import csv
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,20 +9,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
-from attune.common.errors import SettingError
+from attune.fedclient.work.portfolio import fitting
 from attune.simulation.simulate import simulate
 from benchmarks import rival_models, rivals
-from benchmarks.private_methods import TASKS
-from benchmarks.recipes.catalogue import ALONE, ALONE_ENTRY, FEDAVG, LOCAL, RECIPES, get
-from benchmarks.recipes.public_table import PUBLIC
-from benchmarks.rival_models import BOOSTED, CHOSEN, FOREST, LINEAR, MARGIN, NEAREST, NEAREST_3, RIDGE, VECTORS, device_scores
+from benchmarks.recipes.catalogue import ALONE_ENTRY, get
+from benchmarks.rival_models import CHOSEN, FOREST, LINEAR, MARGIN, NEAREST, NEAREST_3, RIDGE, VECTORS, device_scores
 
 Parts = Mapping[str, tuple[Any, Any]]
 
@@ -85,25 +79,6 @@ def test_a_device_chooses_out_of_fold_without_a_look_at_its_test_part(tmp_path: 
     assert (found[LINEAR], found[NEAREST], found[CHOSEN]) == (1.0, 0.5, 0.5)
 
 
-@pytest.mark.parametrize("groups", [None, "alone"])
-def test_the_first_of_equal_rivals_is_chosen_also_without_folds(tmp_path: Path, groups: str | None) -> None:
-    """One sample a class, or one group: no folds. A line divides 0 and 10 at 5, neighbours do so too."""
-    y = ["b", "a"] if groups is None else ["b", "a", "a"]
-    x = column([0, 10] if groups is None else [0, 10, 12])
-    more = {"alone": np.zeros(len(y))} if groups else {}
-    folder = shard(tmp_path / "a", {"train": (x, y), "test": (column([1, 9, 9]), ["b", "a", "b"])}, more, groups=groups)
-    [found] = device_scores([folder]).values()
-    assert found[CHOSEN] == found[LINEAR] == found[NEAREST] == pytest.approx(2 / 3)
-    data = rival_models.read(folder)
-    assert rival_models.folds(data.train_y, "classes", "tabular", data.groups) == []
-
-
-def test_a_device_with_one_class_says_it_always(tmp_path: Path) -> None:
-    parts = {"train": (column([0, 1, 2]), [4, 4, 4]), "test": (column([5, 6, 7, 8]), [4, 4, 4, 1])}
-    [found] = device_scores([shard(tmp_path / "a", parts)]).values()
-    assert set(found.values()) == {0.75} and list(found) == [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS, CHOSEN]
-
-
 def test_folds_keep_groups_together_and_runs_of_a_series_in_blocks() -> None:
     y, groups = np.tile([0, 1], 30), np.repeat(np.arange(12), 5)
     for task, labels in (("classes", y), ("regression", y[:, None] / 2), ("multilabel", y[:, None])):
@@ -135,14 +110,6 @@ def test_numbers_have_the_r2_of_the_federation_and_the_error_of_their_unit(tmp_p
                    "mse": 4.6667}  # fmt: skip
 
 
-def test_ridge_draws_the_line(tmp_path: Path) -> None:
-    x = np.linspace(0, 1, 40)
-    parts = {"train": (column(x.tolist()), 3 * x + 1), "test": (column([0.25, 0.75]), [1.75, 3.25])}
-    [found] = rival_models.rival_results([shard(tmp_path / "a", parts, task="regression")]).values()
-    assert found[RIDGE].squared_n == pytest.approx(0, abs=1e-4)
-    assert found[CHOSEN].score_n.tolist() == max(found[RIDGE], found[NEAREST_3], key=lambda each: each.mean).score_n.tolist()
-
-
 @pytest.mark.usefixtures("few_trees")
 def test_each_of_several_labels_has_a_model(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
@@ -168,93 +135,9 @@ def test_medians_of_what_is_fitted_take_the_place_of_missing_values(tmp_path: Pa
     assert found["a"][NEAREST] == 1.0 == found["b"][LINEAR]
 
 
-def test_gradient_boosting_is_for_many_samples_of_few_columns() -> None:
-    for task in ("classes", "multilabel", "regression"):
-        sizes = [(1000, 99), (1001, 99), (1001, 100)]
-        assert [BOOSTED in rival_models.rivals(task, "tabular", *size) for size in sizes] == [False, True, False]
-
-
-@pytest.mark.parametrize("task", ["classes", "multilabel", "regression"])
-def test_gradient_boosting_finds_stripes(tmp_path: Path, task: str) -> None:
-    x, y = stripes(30)
-    y = y if task == "classes" else y[:, None].astype(float) if task == "regression" else np.stack([y, 1 - y], axis=1)
-    answer = rival_models.predicted(rival_models.rivals(task, "tabular", 1001, 1)[BOOSTED], x.astype(float), y, x[::30] + 0.5)
-    assert answer == pytest.approx(y[::30], abs=0.05)
-
-
-def test_data_without_a_rival_are_refused(tmp_path: Path) -> None:
-    text = shard(tmp_path / "text", {"train": ([[1, 2], [2, 1]], [[2, 1], [1, 2]])}, kind="tokens", vocabulary=3)
-    times = shard(tmp_path / "times", {"train": (column([1, 2]), [[1, 1], [2, 0]])}, task="survival")
-    for folder, what in ((text, "text"), (times, "survival")):
-        with pytest.raises(SettingError, match=f"no rival for {what}"):
-            device_scores([folder])
-    done = CliRunner().invoke(rivals.main, ["--shards", str(text), "--out", str(tmp_path / "out.csv")])
-    assert done.exit_code == 1 and done.output.startswith("Error: there is no rival for text")
-
-
-@pytest.mark.usefixtures("few_trees")
-def test_rows_that_are_there_are_not_fitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["--recipe", "digits", "--x", "20", "--seed", "0", "--out", str(tmp_path / "out.csv")]
-    done = CliRunner().invoke(rivals.main, words, catch_exceptions=False)
-    lines = done.output.splitlines()
-    with (Path(rivals.RECIPE_RESULTS) / "digits.csv").open(newline="") as file:
-        committed = {row["method"]: row["mean"] for row in csv.DictReader(file) if (row["x"], row["seed"]) == ("20", "0")}
-    assert lines[0].split() == ["mean", "over", "devices", "in", "%", "20", "seeds"]
-    shown = {line.split("  ")[0]: line.split()[-2:] for line in lines[1:]}
-    assert list(shown)[:9] == [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS, CHOSEN, ALONE, LOCAL, FEDAVG]
-    assert shown[LOCAL] == [f"{100 * float(committed[LOCAL]):.1f}", "0"]
-    recipe = get("digits")
-    right = []
-    for folder in recipe.points[0].write(tmp_path / "shards", recipe.load(None, 0), 0):
-        x, y, new_x, new_y = (np.load(folder / f"{part}.npz")[name] for part in ("train", "test") for name in "xy")
-        right.append(KNeighborsClassifier(1).fit(x.reshape(len(x), -1), y).score(new_x.reshape(len(new_x), -1), new_y))
-    assert shown[NEAREST] == [f"{100 * fmean(right):.1f}", "0"]
-    monkeypatch.setattr(rivals, "rival_results", None)
-    assert CliRunner().invoke(rivals.main, words, catch_exceptions=False).output == done.output
-
-
-@pytest.mark.usefixtures("few_trees")
-def test_a_projects_shards_are_fitted_and_named(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        shard(tmp_path / "sites" / name, {"train": stripes(5), "test": stripes(2)})
-    words = ["--shards", str(tmp_path / "sites" / "*"), "--name", "mine", "--out", str(tmp_path / "out.csv")]
-    done = CliRunner().invoke(rivals.main, words, catch_exceptions=False)
-    lines = [line.split() for line in done.output.splitlines()]
-    assert lines[0][-2:] == ["mine", "seeds"] and [*NEAREST.split(), "100.0", "0"] in lines
-    with (tmp_path / "out.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["rival"] == CHOSEN]
-    assert [(row["recipe"], row["x"], row["devices"], row["mean"]) for row in rows] == [("mine", "", "2", "1.0")]
-    both = CliRunner().invoke(rivals.main, [*words, "--recipe", "digits"])
-    assert both.exit_code == 2 and "either --recipe or --shards" in both.output
-    taken = CliRunner().invoke(rivals.main, [*words, "--name", "digits"])
-    assert taken.exit_code == 2 and "digits is a recipe" in taken.output
-
-
-def test_nothing_of_attunes_training_is_imported() -> None:
-    training = ("torch", "attune.fedclient.work", "attune.fedserver", "attune.simulation.simulate")
-    code = f"import sys, benchmarks.rivals\nprint([name for name in sys.modules if name.startswith({training})])"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_the_committed_file_has_each_rival_at_each_of_its_points() -> None:
-    with (Path(rivals.__file__).parent / "results" / "rivals.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["rival"] != BOOSTED]  # only large devices have it
-    runs: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for row in rows:
-        runs.setdefault(tuple(row[name] for name in rivals.KEY), []).append(row)
-    for (recipe, *_), mine in runs.items():
-        numbers = recipe == "private-school" or (recipe in RECIPES and get(recipe).task == "regression")
-        names = [RIDGE, NEAREST, NEAREST_3, FOREST] if numbers else [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS]
-        assert [row["rival"] for row in mine] == [*names, CHOSEN] and len({row["devices"] for row in mine}) == 1
-        assert all(bool(row["mse"]) == numbers for row in mine)
-    others = {"all-methods", *(f"private-{task}" for task in TASKS if task != "digits-dnn")}  # its devices are digits-linear's
-    assert {run[0] for run in runs} == RECIPES.keys() - {"roles"} - PUBLIC.keys() | others  # roles are text
-
-
-def test_a_devices_own_portfolio_is_as_good_as_scikit_learn_outside(tmp_path: Path) -> None:
+def test_a_devices_own_portfolio_is_as_good_as_scikit_learn_outside(tmp_path: Path, monkeypatch) -> None:
     """Compare what devices choose alone on digits with 20 samples, two seeds: within one point, on average."""
+    monkeypatch.setattr(fitting, "TREES", 100)  # tests/conftest.py has another number
     recipe = get("digits")
     point = next(point for point in recipe.points if point.x == 20)
     ours, outside = [], []

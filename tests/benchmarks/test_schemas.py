@@ -3,14 +3,11 @@
 import json
 from pathlib import Path
 
-import msgspec
 import numpy as np
-import pytest
 
 from attune.common.schema import Column, Schema
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.arguments import read_shards
-from benchmarks import closed_form, closed_form_tables
 from benchmarks.schemas import ComparedTables, arrays, lines, write_tables
 
 
@@ -41,22 +38,3 @@ def test_the_table_has_means_and_paired_intervals_by_hand(tmp_path: Path) -> Non
     assert list(lines(tmp_path / "results.json"))[2:] == [
         "| heart disease, 4 hospitals, accuracy | `mlr` | 3 | 85.0 | 83.0 | +2.0 (-0.5 to 4.5) |"
     ]
-
-
-def test_each_measurement_runs_and_its_table_has_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name, small in {"OUTPUTS": 30, "FEATURES": 10, "OF_OUTPUTS": 3, "POINTS": (("digits", 20.0),), "SEEDS": (0,)}.items():
-        monkeypatch.setattr(closed_form, name, small)
-    times = {"processor_s": 1.6, "peak_mib": 2000}
-    server = {"close_s": 2.0, "check_s": 0.5, "serve_s": 0.25}  # 4.25 s for three devices
-    reports = {"devices": closed_form.devices(3, 12), "outputs": closed_form.outputs(), "flipped": closed_form.flipped()}
-    for what, report in reports.items():
-        (tmp_path / f"closed_form_{what}.json").write_bytes(msgspec.json.encode(report | times | server))
-    _, _, of_devices, of_outputs = closed_form_tables.costs(tmp_path)
-    assert of_devices.startswith("| 3 | 12 | 10 | simulated, from end to end | 2 s |")
-    assert of_outputs.startswith("| 3 | 10 | 30 | the server's part of a round | 4 s |")
-    (row,) = reports["flipped"]["rows"]
-    assert len(row["flipped"]["places"]) == len(row["flipped"]["misfits"]) == 3
-    assert row["flipped"]["common"] < row["clean"]["common"] - 0.05
-    *_, line = closed_form_tables.flipped(tmp_path)
-    common = f"{100 * row['clean']['common']:.1f} / {100 * row['flipped']['common']:.1f}"
-    assert line.startswith(f"| `digits` | 20 | {common} |")

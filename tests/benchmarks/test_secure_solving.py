@@ -1,17 +1,13 @@
 """Benchmarks of privacy: single updates from secure sums, methods with noise, and attacks in the table of docs/security.md."""
 
 import csv
-from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import private_methods, private_tables, secure_solving, visible
-from benchmarks.private_methods import COLUMNS, SCORE, TASKS, largest_of, score_of
-from benchmarks.result_file import Results
+from benchmarks import secure_solving, visible
 from benchmarks.secure_solving import SeenSums
 
 
@@ -34,82 +30,6 @@ def test_devices_that_remember_give_fewer_sums(monkeypatch: pytest.MonkeyPatch, 
     assert done.exit_code == 0
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert [row["sums"] for row in rows] == ["4", "2"]
-
-
-METHODS = ("local", "fedavg", "fedavg+ft")
-SMALL = replace(TASKS["digits-linear"], methods=METHODS, rounds=2, seeds=(0, 1), trial_seeds=(0,))
-SMALL = replace(SMALL, rates=(1e-6, 0.3), epochs=(1,), clips=(1.0,))
-GOOD, POOR = ("train.lr=0.3 train.local_epochs=1 privacy.clip=1", "train.lr=1e-06 train.local_epochs=1 privacy.clip=1")
-POOR_TUNED, TUNED = (f"{settings} method.tune_epochs=20" for settings in (POOR, GOOD))
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(private_methods, "TASKS", {"digits-linear": SMALL})
-    monkeypatch.setattr(private_tables, "TASKS", {"digits-linear": SMALL})
-    monkeypatch.setattr(private_tables, "OUT", tmp_path)
-    return tmp_path
-
-
-def test_settings_are_chosen_on_validation_parts_and_a_second_start_runs_nothing(small: Path) -> None:
-    words = ["--task", "digits-linear", "--epsilon", "8", "--out", str(small)]
-    done = CliRunner().invoke(private_methods.main, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    rows = Results(small / "digits-linear.csv", COLUMNS).rows()
-    assert {row["settings"] for row in rows if row["part"] == "test"} == {GOOD, TUNED}
-    assert len(rows) == 3 * (2 + 2)
-    before = (small / "digits-linear.csv").read_bytes()
-    assert CliRunner().invoke(private_methods.main, words).exit_code == 0
-    assert (small / "digits-linear.csv").read_bytes() == before
-    score = {(row["method"], row["seed"]): float(row[SCORE]) for row in rows if row["part"] == "test"}
-    assert all(score["fedavg+ft", seed] > score["fedavg", seed] for seed in "01")
-
-
-def test_a_table_has_what_was_chosen_and_says_what_is_missing(small: Path) -> None:
-    def row(method: str, part: str, seed: int, settings: str, score: float) -> dict[str, object]:
-        return dict(zip(COLUMNS, ("digits-linear", "4", method, seed, settings, part, score), strict=True))
-
-    rows = [row("local", "validation", 0, POOR, 0.1), row("local", "validation", 0, GOOD, 0.7)]
-    rows += [row("local", "test", seed, GOOD, 0.7 + 0.02 * seed) for seed in (0, 1)]
-    rows += [row("fedavg", "validation", 0, POOR, 0.1), row("fedavg", "validation", 0, GOOD, 0.7)]
-    rows += [row("fedavg", "test", seed, GOOD, 0.75 + 0.02 * seed) for seed in (0, 1)]
-    rows += [row("fedavg+ft", "validation", 0, POOR_TUNED, 0.9), row("fedavg+ft", "validation", 0, TUNED, 0.8)]
-    rows += [row("fedavg+ft", "test", seed, TUNED, 0.9) for seed in (0, 1)]
-    Results(small / "digits-linear.csv", COLUMNS).add(rows)
-    lines = list(private_tables.sections())
-    assert "| Local | - | - | 71.0 ± 1.0 | - |" in lines
-    assert "| FedAvg | - | - | 76.0 ± 1.0 | - |" in lines
-    assert not any(line.startswith("| FedAvg, fine-tuned") for line in lines), "no run with the settings chosen for it"
-    assert any("**+5.0 (5.0 to 5.0), FedAvg**" in line for line in lines)
-    assert "Not run, or not to the end: digits-linear at epsilon = ∞" in lines[-1] and "epsilon = 4" in lines[-1]
-    Results(small / "digits-linear.csv", COLUMNS).add([row("fedavg+ft", "test", seed, POOR_TUNED, 0.9) for seed in (0, 1)])
-    lines = list(private_tables.sections())
-    assert "| FedAvg, fine-tuned | - | - | 90.0 ± 0.0 | - |" in lines and "epsilon = 4" not in lines[-1]
-
-
-def test_a_device_without_test_samples_has_no_score() -> None:
-    class Row:
-        def __init__(self, device: str, accuracy: float | None) -> None:
-            self.device, self.accuracy = device, accuracy
-
-    class Result:
-        status: ClassVar = {"clients": [{"name": name, "test_samples": many} for name, many in (("a", 3), ("b", 1), ("c", 0))]}
-
-        def table(self) -> list[Row]:
-            return [Row("a", 0.9), Row("b", 0.5), Row("c", None)]
-
-    assert score_of(Result(), False) == pytest.approx(0.7)  # type: ignore[arg-type]
-    assert score_of(Result(), True) == pytest.approx(-0.2)  # type: ignore[arg-type]
-
-
-def test_columns_are_divided_by_public_constants(tmp_path: Path) -> None:
-    assert [largest_of(name) for name in ("X7", "YAVG", "ZPEAK", "RESULTANT")] == [1, 20, 10_000, 20]
-    x = np.ones((10, 28), np.float32)
-    x[:, 3] = 91
-    np.savez(tmp_path / "school.npz", x=x, y=np.full(10, 69.0), school=np.zeros(10, np.int16))
-    private_methods.cut_school(tmp_path / "school.npz", 0, tmp_path / "out")
-    with np.load(tmp_path / "out/school0/train.npz") as file:
-        assert (len(file["y"]), file["y"][0], file["x"][0, 3], file["x"][0, 27]) == (8, 1, pytest.approx(0.91), 1)
 
 
 ROOT = Path(__file__).parents[2]

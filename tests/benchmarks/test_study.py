@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import click
 import numpy as np
 import pytest
 
@@ -10,23 +9,9 @@ from attune.common.config import convert, parse_assignment, read_toml
 from attune.common.errors import SettingError
 from attune.fedserver.core.planning import resolve
 from attune.simulation.grid_search import SHARED
-from benchmarks import rows, study, tables
+from benchmarks import study
 from benchmarks.grid import EVERY_METHOD, Grid, alternatives, chosen
 
-SMALL = """
-methods = ["fedavg"]
-rounds = 1
-set = ["train.local_steps=1", "train.validation=0", "model.name=mlr"]
-
-[[task]]
-name = "iid"
-partition = ["--dataset", "digits", "--scheme", "iid", "--clients", "2"]
-
-[grid]
-rounds = 1
-seed = 5
-train = [["train.lr=0.05"]]
-"""
 FILES = sorted((Path(study.__file__).parent / "studies").glob("*.toml"))
 
 
@@ -46,23 +31,6 @@ def test_settings_of_every_study_exist_and_methods_have_equal_choices_of_trainin
             assert resolve(said).method.name == method
 
 
-def test_drawn_samples_keep_their_labels(tmp_path):
-    y = np.arange(50)
-    np.savez(tmp_path / "all.npz", train_x=y[:, None] * 2, train_y=y, train_coarse=y // 5, test_x=y[:9, None], test_y=y[:9])
-    with np.load(study.shortened(tmp_path / "all.npz", 20, 3, tmp_path / "some.npz")) as some:
-        assert (len(set(some["train_y"])), len(some["test_y"])) == (20, 9), "of fewer all are taken"
-        assert (some["train_x"][:, 0] == 2 * some["train_y"]).all() and (some["train_coarse"] == some["train_y"] // 5).all()
-
-
-def test_data_sets_have_names_that_tasks_call_them_by(tmp_path):
-    for name in ("a.npz", "b.npz"):
-        (tmp_path / name).touch()
-    found = study.named([f"heart={tmp_path / 'a.npz'}", str(tmp_path / "b.npz")])
-    assert found == {"heart": tmp_path / "a.npz", "data": tmp_path / "b.npz"}
-    with pytest.raises(click.BadParameter, match=r"no such file: .*c\.npz"):
-        study.named([f"heart={tmp_path / 'c.npz'}"])
-
-
 def test_validation_shards_hold_training_samples_only(tmp_path):
     shard = tmp_path / "task-0" / "shard0"
     shard.mkdir(parents=True)
@@ -75,26 +43,6 @@ def test_validation_shards_hold_training_samples_only(tmp_path):
     assert sorted([*train["x"][:, 0], *test["x"][:, 0]]) == list(range(40))
     assert np.bincount(test["y"]).tolist() == [5, 5], "of every class a quarter"
     assert (made / "meta.json").read_text() == '{"classes": [0, 1]}'
-
-
-def test_harmed_is_whoever_is_worse_than_a_rival_by_more_than_chance():
-    """Compare 10 to 0 with one rival: p = 2 / 2^10, twice that for two rivals; 5 to 0 is 0.0625, which may be chance."""
-
-    def client(common: tuple[int | None, int | None], local: tuple[int | None, int | None]) -> dict[str, int | None]:
-        (bc, wc), (bl, wl) = common, local
-        return {"better_than_common": bc, "worse_than_common": wc, "better_than_local": bl, "worse_than_local": wl}
-
-    nothing = (None, None)
-    clients = [client((0, 10), (3, 3)), client((10, 0), nothing), client((0, 5), nothing), client(nothing, nothing)]
-    assert rows.harmed({"clients": clients}) == 1
-    assert rows.harmed({"clients": clients[3:]}) is None
-
-
-def test_a_run_with_other_rounds_is_another_run(tmp_path):
-    results = study.Results(tmp_path / "r.csv", study.COLUMNS)
-    runs = [study.Run(study.Task("t", []), "fedtp", 0, ("a=1",), rounds, tmp_path) for rounds in (5, 9)]
-    results.add([runs[0].key])
-    assert study.missing(results, runs) == runs[1:]
 
 
 TRAIN = [["train.lr=0.01", "train.batch_size=16"], ["train.lr=0.1", "train.batch_size=32"]]
@@ -124,12 +72,6 @@ def test_every_choice_of_training_is_tried_with_every_alternative_of_the_method(
     assert [" ".join(each) for each in alternatives(grid(), "fedavg")] == [ONE, TWO]
 
 
-@pytest.mark.parametrize("key", SHARED)
-def test_a_method_has_no_training_settings_of_its_own(key):
-    with pytest.raises(SettingError, match=f"the grid of fedavg sets {key}, which `train` sets for every method alike"):
-        alternatives(grid(own={"fedavg": [["method.mu=1"], [f"{key}=0.5"]]}), "fedavg")
-
-
 def test_a_method_has_at_most_eight_trials():
     assert len(alternatives(grid(own={"*": [[f"method.mu={i}"] for i in range(4)]}), "fedprox")) == 8
     with pytest.raises(SettingError, match="the grid of fedprox has 10 trials; at most 8"):
@@ -148,18 +90,3 @@ def test_the_best_trial_of_this_grid_is_chosen_by_the_figure_that_is_judged():
     assert chosen(same, grid(), "t", "fedavg") == ("train.lr=0.01", "train.batch_size=16"), "of equal ones the first"
     with pytest.raises(SettingError, match="no trial of fedper on t is known"):
         chosen(rows, grid(), "t", "fedper")
-
-
-def of_a_table(name: str) -> dict[str, list[tuple[str, ...]]]:
-    found = tables.load(name)
-    return {row.method: tables.trials(found, row) for row in found.row}
-
-
-@pytest.mark.parametrize("tried", [of_a_table("fedtp-2-small"), of_a_table("fedmcsa-1")], ids=["FedTP", "FedMCSA"])
-def test_tables_of_the_papers_have_the_rivals_that_matter_in_their_grids(tried):
-    """Check the rivals: fine-tuning of several depths and rates; FedMCSA without a pull, with a large sigma, by tensors."""
-    assert {"local", "fedavg", "fedavg+ft", "fedmcsa"} <= tried.keys()
-    tuned = {each for settings in tried["fedavg+ft"] for each in settings if each.startswith("method.")}
-    assert len({each.partition("=")[2] for each in tuned if ".tune_" in each}) > 1 and "method.alpha=0.1" in tuned
-    published = {"method.mu=0", "method.sigma=450", "method.components=tensor"}
-    assert any(published <= set(settings) for settings in tried["fedmcsa"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attune.common.estimate import Estimate, span, with_estimate
+from attune.common.estimate import Estimate, span
 
 
 class Clock:
@@ -36,14 +36,6 @@ def test_a_slow_beginning_does_not_count():
     assert lines[0] == "orders: 8%, about 55 s left", lines
 
 
-def test_the_same_share_again_is_no_measurement():
-    clock = Clock()
-    estimate = Estimate(clock)
-    for second in range(60):
-        clock.now = float(second)
-        assert estimate.at("copy", 0.01 if second else 0.0) is None
-
-
 def test_what_is_quick_says_nothing_and_another_thing_begins_anew():
     clock = Clock()
     estimate = Estimate(clock)
@@ -69,10 +61,3 @@ def test_an_hour_in_steps_of_a_second_says_little():
 )
 def test_spans(seconds, text):
     assert span(seconds) == text
-
-
-def test_items_pass_through_untouched():
-    said = []
-    assert list(with_estimate("abc", "letters", said.append)) == ["a", "b", "c"]
-    assert said == []
-    assert list(with_estimate([], "nothing")) == []

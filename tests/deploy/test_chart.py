@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from attune.common.config import load_settings
 from attune.fedserver.home import ServerHome
 from tests import engines
 from tests.needs import Later, needs
-from tests.packaging.checkout import ROOT, pyproject
+from tests.packaging.checkout import ROOT
 
 pytestmark = needs("helm_python", "kubernetes_validate")
 helm, kubernetes_validate = Later("helm_python"), Later("kubernetes_validate")
@@ -154,31 +153,6 @@ def test_the_network_policy_lets_devices_in_and_the_server_out_to_its_stores() -
     assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == [53, 53, 5432, 443]
     assert len(rendered(LEAST)["NetworkPolicy", "fed"]["spec"]["ingress"]) == 1
     assert ("NetworkPolicy", "fed") not in rendered(NOTHING_MORE)
-
-
-def test_the_service_monitor_finds_the_service_and_the_token() -> None:
-    objects = rendered(MOST)
-    monitor, service = objects["ServiceMonitor", "fed"]["spec"], objects["Service", "fed-monitor"]
-    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert not monitor["selector"]["matchLabels"].items() <= objects["Service", "fed"]["metadata"]["labels"].items()
-    [end] = monitor["endpoints"]
-    assert end["port"] == service["spec"]["ports"][0]["name"] and end["path"] == "/metrics"
-    assert end["authorization"]["credentials"] == {"name": "attune-metrics", "key": "metrics-token"}
-
-
-def test_version_and_settings_are_those_of_the_product(tmp_path: Path) -> None:
-    with helm.Chart.load(CHART) as chart:
-        assert chart.metadata["appVersion"] == pyproject()["project"]["version"]
-        (tmp_path / "federation.toml").write_text(chart.values["federation"])
-    assert load_settings(tmp_path / "federation.toml", (), {}) == {"method": {"name": "fedavg"}}
-
-
-def test_the_arguments_are_options_of_the_command(parse: Any) -> None:
-    [server] = pod(rendered(MOST))["containers"]
-    said = parse(["fedserver", *server["args"]]).params
-    assert (said["port"], said["dashboard"], str(said["home"])) == (50051, "0.0.0.0:50052", "/var/lib/attune/server")
-    assert (said["ledger"], said["blobs"]) == ("$(ATTUNE_LEDGER)", "$(ATTUNE_BLOBS)")
-    load_settings(None, [one for one in said["assignments"] if "metrics_token_file" not in one], {})
 
 
 # --- the servers of two pods, started as the chart says

@@ -6,8 +6,6 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
-
 
 def test_every_command_line_in_the_readme_is_one(attune_lines, parse):
     said = {(Path(words[0]).name, parse(words).info_name) for words in attune_lines}
@@ -15,38 +13,6 @@ def test_every_command_line_in_the_readme_is_one(attune_lines, parse):
         ("fedserver", "fedserver"), ("fedserver", "status"), ("fedserver", "token"), ("fedserver", "revoke"),
         ("fedclient", "join"), ("fedclient", "evaluate"), ("fedclient", "partition"),
     }  # fmt: skip
-
-
-def test_rotation_needs_no_signal_and_leaves_the_audit_log(deploy):
-    """Attune reopens no file, so a renamed log would go on growing."""
-    words = [line.strip() for line in (deploy / "logrotate").read_text().splitlines() if not line.startswith("#")]
-    assert "copytruncate" in words
-    assert not any(word.startswith(("create", "postrotate")) for word in words)
-    assert words[0] == "/var/log/attune/*.log {", "no file of a home"
-    assert "logrotate" in (deploy.parent / "docs" / "operations" / "monitoring.md").read_text()
-
-
-def test_the_files_that_the_readme_installs_exist(deploy):
-    named = set(re.findall(r"deploy/([\w@.]+\.(?:service|toml|yaml)|Dockerfile\.\w+)", (deploy / "README.md").read_text()))
-    assert named >= {"fedserver.service", "fedclient@.service", "federation.toml", "compose.yaml"}
-    assert all((deploy / name).is_file() for name in named)
-
-
-def test_the_install_takes_torch_for_processors_as_the_readme_of_the_project_does(deploy):
-    """PyPI's torch brings gigabytes of libraries for NVIDIA cards."""
-    lines = [line for line in (deploy / "README.md").read_text().splitlines() if "pip install" in line]
-    torch = next(at for at, line in enumerate(lines) if "torch" in line)
-    package = next(at for at, line in enumerate(lines) if "'.[server]'" in line)
-    assert torch < package, "the second finds torch installed"
-    assert "https://download.pytorch.org/whl/cpu" in lines[torch]
-    assert "https://download.pytorch.org/whl/cpu" in (deploy.parent / "README.md").read_text()
-
-
-@pytest.mark.parametrize("command", ["fedserver", "fedclient"])
-def test_the_commands_start(command, commands):
-    done = subprocess.run([commands[command], "--help"], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0
-    assert "Usage:" in done.stdout
 
 
 def test_the_server_of_the_unit_runs_is_healthy_and_lets_a_device_join(deploy, unit, instructions, commands, tmp_path):

@@ -12,7 +12,7 @@ from attune.common.config import PrivacySettings, TrainSettings
 from attune.common.exchange import messages
 from attune.common.exchange.transform import SUMMED
 from attune.common.methods import registry
-from attune.common.metrics import METRICS, reported_by
+from attune.common.metrics import FALSE_RATES, METRICS, reported_by
 from attune.common.plan import Columns, ModelSpec, Plan, Profile
 from attune.common.schema import Schema
 from attune.fedclient import gate as gates
@@ -25,10 +25,11 @@ from docs.disclosed import fields_sent
 
 VALUES: dict[str, Any] = {name: "local" if name == "kept" else 1 for name in METRICS}
 RESULT = OrderResult(
-    order_id="e-1", round=1, trained=False, samples=40, fitted={"forest": -9.5}, noisy={"loss": 0.5, "epsilon": 9.0}, **VALUES
-)
+    order_id="e-1", round=1, trained=False, samples=40, fitted={"forest": -9.5}, noisy={"loss": 0.5, "epsilon": 9.0},
+    roc={"kept": (0.5,) * len(FALSE_RATES)}, **VALUES,
+)  # fmt: skip
 SUMS, SCHEMA = Columns(3, [0.0], [1.0]), Schema(columns={})
-PROFILE = Profile("tabular", (1,), ["a"], 9, 9, 9, True, SUMS, ["age"], "classes", SUMS, SCHEMA, SCHEMA, True, "small")
+PROFILE = Profile("tabular", (1,), ["a"], 9, 9, 9, True, SUMS, ["age"], "classes", SUMS, SCHEMA, SCHEMA, True, "small", "icu")
 PLANS: dict[str, dict[str, Any]] = {
     "usual": {},
     "noise": {"privacy": PrivacySettings(unit="example", epsilon=4.0)},
@@ -76,7 +77,7 @@ def test_without_permission_only_free_fields_of_profile_and_metrics_leave(mode: 
         assert left == {field for field in free if field.startswith("Profile.")} | declared
     report = gate.report(msgspec.structs.replace(RESULT, noisy={}))
     assert {f"Metrics.{name}" for name in reported_by(report)} == {field for field in free if field.startswith("Metrics.")}
-    assert report.fitted == {}
+    assert report.fitted == report.roc == {}
     assert (noisy := gate.report(RESULT)).loss == 0.5 and noisy.epsilon == report.epsilon, "only what is charged is sent"
 
 

@@ -22,8 +22,8 @@ from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.export import ORDER_COLUMNS
 from attune.fedserver.view.status import status
+from attune.simulation.partition import datasets as readers
 from attune.simulation.partition import samples
-from attune.simulation.partition.readers import registry as readers
 from attune.simulation.partition.schemes import registry
 from benchmarks import idea, measure
 from docs.components import components

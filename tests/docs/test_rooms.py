@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import types
 from collections import defaultdict
@@ -130,6 +131,32 @@ def test_every_target_of_the_makefile_is_described(page: Any, root: Path) -> Non
     assert phony is not None
     described = [row[0].strip("`").removeprefix("make ") for row in page(PAGE).table("## Set-up")]
     assert sorted(described) == sorted(phony[1].split())
+
+
+def test_what_commands_need_to_answer_at_once_imports_no_torch() -> None:
+    """Check modules one after the other in one interpreter; `--help` and `status` also check settings and choose models."""
+    light = [
+        "common.identity.certificates",
+        "common.identity.client_tls",
+        "common.identity.credential",
+        "common.identity.token",
+    ]
+    light += ["fedserver.identity.authority", "fedserver.identity.registrar", "fedserver.identity.server_tls"]
+    light += ["fedclient.link.diagnose", "fedserver.stores.uploads", "common.wire.blobs", "common.methods", "common.models"]
+    code = """
+import importlib, sys, attune
+assert "simulate" in dir(attune)
+for name in sys.argv[1:]:
+    importlib.import_module(f"attune.{name}")
+    assert "torch" not in sys.modules, name
+from attune.common.methods import method, registry
+from attune.common.models import registry as models
+configured = [method.configure(registry.get(name), {}) for name in registry.names()]
+models.default_spec("images", (8, 8, 1), 2, 0, None, {})
+assert "torch" not in sys.modules and configured and models.names()
+"""
+    done = subprocess.run([sys.executable, "-c", code, *light], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_ci_runs_every_suite_that_make_test_leaves_out(page: Any, root: Path) -> None:

@@ -20,12 +20,17 @@ from attune.fedserver.view.export import ORDER_COLUMNS, export_home
 from attune.fedserver.view.homes import status_of
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import Partition, partition, write_shards
-from tests.forked import STEADY, Forked, run
+from tests.forked import ROOT, STEADY, Forked, run
 from tests.homes.kept import DEVICES, SERVER, unlisted
 
 IN_TRAINING = "*:*:training=hang"  # fault of a device: it hangs in its first batch
 IN_COMPARISON = "*:*:compared=hang"  # it hangs when it has compared its models, and has answered nothing
 IN_AGGREGATION = "server:*:aggregated=hang"  # fault of the server: it hangs when all is staged and nothing is committed
+# Runs fedclient as an installation without these packages.
+WITHOUT_TORCH = (
+    "import sys; sys.modules.update(dict.fromkeys(('torch', 'sklearn', 'scipy', 'joblib', 'threadpoolctl')));"
+    "from attune.fedclient.cli import main; sys.argv[0] = 'fedclient'; main()"
+)
 PATIENCE_S = 120.0  # longest time for any event; a quiet machine needs a few seconds
 
 
@@ -151,6 +156,15 @@ class Federation:
         command = [_script("fedclient"), "--data", str(shard), "--device", "cpu"]
         command += ["--server", f"localhost:{self.port}", "--name", name, *flags]
         process = Process(command, self._log(name), self._with(fault))
+        self.processes.append(process)
+        return process
+
+    def light(self, shard: Path, *flags: str, fault: str = "") -> Process:
+        """Start the light device of a shard, whose interpreter has neither torch nor scikit-learn."""
+        command = [sys.executable, "-c", WITHOUT_TORCH, "--data", str(shard), "--server", f"localhost:{self.port}"]
+        command += ["--name", shard.name, "--disclose", "statistics", "--disclose", "sums", *flags]
+        environment = self._with(fault) | {"PYTHONPATH": f"{ROOT / '.package'}:{ROOT}"}
+        process = Process(command, self._log(shard.name), environment, fresh=True)
         self.processes.append(process)
         return process
 

@@ -1,5 +1,7 @@
 """`--method analytic` over the network: kill -9 between any two steps changes no bit, and no device hands in sums unasked."""
 
+import csv
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 from attune.fedclient.model.artifact import read_info
 from attune.fedclient.options import Baseline
 from attune.fedserver.home import ServerHome
+from attune.fedserver.view.export import export_home
 from tests.e2e.harness import Federation, digit_shards
 from tests.e2e.test_repeat_and_kill import Outcome, flags
 
@@ -38,10 +41,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory, shards: list[Path]) -> d
     [
         (SETTINGS, "1:update-accepted", "1:trained"),
         (SETTINGS, "1:aggregated", "1:order-committed"),
-        (SETTINGS, "2:aggregated", "2:order-fetched"),
         (SETTINGS, "2:settled", "2:uploaded"),
-        (SETTINGS, "2:evaluation-committed", "2:compared"),
-        (BLENDED, "1:update-accepted", "1:trained"),
         (BLENDED, "1:aggregated", "1:uploaded"),
         (BLENDED, "2:evaluation-committed", "2:compared"),
     ],
@@ -199,3 +199,29 @@ def test_a_second_run_gets_no_second_sum(five: list[Path], federation_at) -> Non
     assert [process.code() for process in (*devices, server)] == [0] * 6, server.text
     assert "5 of 5 devices were in such a sum before" in federation.status()["closed_form"]
     federation.command("fedserver", "run", "new", "others", "--set", "method.name=fedavg")
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, (*MASKED, "privacy.secure_devices=5")])
+def test_each_site_is_told_its_own_worth_and_behind_masks_nobody_is(settings, tmp_path, federation_at) -> None:
+    federation: Federation = federation_at("worth")
+    federation.server("--min-clients", "5", *flags(settings))
+    shards = digit_shards(tmp_path, 5, 24, 12)
+    devices = {shard.stem: federation.device(shard, *(() if settings is not SETTINGS else TOLD)) for shard in shards}
+    assert [device.code() for device in devices.values()] == [0] * 5
+    federation.await_status(lambda status: status["state"] == "done")
+    export_home(ServerHome(federation.home), tmp_path / "out")
+    said = {
+        name: re.findall(r"others would change by (\S+) \(95 % (\S+) to (\S+)\)", device.text)
+        for name, device in devices.items()
+    }
+    if settings is not SETTINGS:
+        assert not any(said.values()) and not (tmp_path / "out" / "worth.csv").exists()
+        return
+    with (tmp_path / "out" / "worth.csv").open(newline="") as file:
+        rows = {
+            row["client"]: tuple(f"{float(row[key]):+.4f}" for key in ("worth", "low", "high")) for row in csv.DictReader(file)
+        }
+    assert len(set(rows.values())) == 5
+    assert {client: said[client.rpartition("-")[2]] for client in rows} == {
+        client: [numbers] for client, numbers in rows.items()
+    }

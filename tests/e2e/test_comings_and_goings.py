@@ -123,11 +123,6 @@ def test_a_shard_that_does_not_fit_is_refused_with_its_own_exit_code(ended, tmp_
     assert all(word in last for word in said), last
 
 
-def test_a_name_that_another_key_holds_is_refused(ended, tmp_path):
-    device = ended.federation.device(tabular_shard(tmp_path / "other", 6), name="one")
-    assert device.code() == 10, device.text
-
-
 def test_nothing_of_this_was_an_accident(ended):
     assert ended.server.stop() == 0
     assert "Traceback" not in ended.server.text, ended.server.text

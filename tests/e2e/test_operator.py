@@ -14,7 +14,7 @@ from attune.common.pb import federation_pb2 as pb
 from attune.fedserver.pb import admin_pb2
 from attune.fedserver.pb.admin_pb2_grpc import AdminStub
 from tests.e2e.hand import Caller, Hand, kind_of
-from tests.e2e.harness import Federation, FederationAt, Process, until
+from tests.e2e.harness import Federation, FederationAt, Process, digit_shards, until
 
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "3")
 
@@ -127,3 +127,28 @@ def test_what_the_commands_do_can_be_done_over_the_network(federation_at: Federa
     assert kind_of(lambda: admin.NewToken(admin_pb2.NewTokenRequest(ttl_s=-1))) == "setting"
     assert kind_of(lambda: admin.RevokeToken(admin_pb2.RevokeTokenRequest(id="0" * 16))) == "setting"
     operator.close()
+
+
+def test_only_devices_with_the_tag_train_also_after_a_kill_and_views_group_by_it(
+    federation_at: FederationAt, tmp_path: Path
+) -> None:
+    federation = federation_at("tagged")
+    server = federation.server(*FLAGS, "--set", "round.devices=tag:icu", fault="server:2:aggregated=kill")
+    token = federation.command("fedserver", "token", "--tag", "icu").stdout.strip()
+    for_all = {0: ("--token", token, "--tag", "ward"), 1: ("--tag", "icu"), 2: ("--tag", "ward"), 3: ()}
+    shards = digit_shards(tmp_path, 4, 24, 12)
+    devices = [federation.device(shard, *for_all[place], "--baseline", "none") for place, shard in enumerate(shards)]
+    assert server.code() < 0, "killed"
+    federation.server()
+    assert [device.code() for device in devices] == [0] * 4, [device.text for device in devices]
+    status = federation.await_status(lambda status: status["state"] == "done")
+    names = [shard.name for shard in shards]
+    tags = {client["name"]: client["tag"] for client in status["clients"]}
+    assert tags == dict(zip(names, ("icu", "icu", "ward", None), strict=True)), "the operator's tag wins"
+    trained = {(row["client"], row["work"]) for row in federation.metrics()}
+    assert {name for name, work in trained if work == "train"} == {*names[:2]}
+    assert {name for name, work in trained if work == "evaluate"} == {*names}
+    shown = federation.command("fedserver", "status").stdout
+    assert "icu: 2 devices, mean accuracy " in shown and "ward: 1 devices" in shown and "without a tag: 1 devices" in shown
+    refused = federation.command("fedclient", "--data", str(shards[0]), "--server", "localhost:1", "--tag", "a b", code=None)
+    assert refused.returncode != 0 and "'a b' is no tag" in refused.stderr

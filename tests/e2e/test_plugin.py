@@ -117,12 +117,6 @@ def test_commands_of_a_device_work_with_it(finished: Federation, shards: list[Pa
     finished.command("fedclient", "plot", "--data", str(shards[0]), "--out", str(finished.folder / "drawn"), *at)
 
 
-def test_a_finished_model_is_exported(finished: Federation, shards: list[Path]) -> None:
-    pytest.importorskip("onnxruntime")
-    at = ("--home", str(finished.model(shards[0]).parent))
-    finished.command("fedclient", "export", "--out", str(finished.folder / "model.onnx"), *at)
-
-
 def test_a_finished_model_without_the_package_says_what_to_install(finished: Federation, shards: list[Path]) -> None:
     environment = finished.environment
     finished.environment = {name: value for name, value in environment.items() if name != "PYTHONPATH"}

@@ -17,13 +17,13 @@ from tests.e2e.harness import Federation, FederationAt, Process, tabular_shard
 
 ROUNDS, DEVICES = 3, 3
 SETTINGS = (
-    "auto.candidates=['fedavg','fedper']", f"round.rounds={ROUNDS}", "train.local_epochs=1", "model.name=dnn", "seed=3",
+    "auto.candidates=['fedavg','fedper']", f"round.rounds={ROUNDS}", "train.local_epochs=1", "model.name=dnn", "seed=3"
 )  # fmt: skip
 FLAGS = [word for setting in (*SETTINGS, "server.threads=1") for word in ("--set", setting)]
 TOLD = ("--disclose", "statistics")  # as all devices of a simulation do
 KILLS = (
     "server:1:leg-over=kill", "server:1:race-written=kill", "server:1:run-put-aside=kill", "server:1:run-switched=kill",
-    "server:1:blobs-taken-back=kill", "server:1:run-taken-back=kill", "server:3:leg-over=kill",
+    "server:1:blobs-taken-back=kill", "server:1:run-taken-back=kill", "server:3:leg-over=kill"
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ def test_a_dose_is_predicted_from_a_table_to_a_file(federation_at: FederationAt,
     )
     assert "1 targets" in made.stdout
     flags = ("--exit-when-done", "--min-clients", "2", "--rounds", "3", "--set", "train.lr=0.05", "--set", "model.name=mlr")
+    flags += ("--set", "train.local_epochs=25")
     server = federation.server("--method", "fedavg", *flags, "--set", "data.task=regression")
     odd = federation.device(tabular_shard(tmp_path / "odd", 1, features=3))
     assert odd.code() != 0

@@ -57,15 +57,6 @@ def test_each_device_gets_its_own_weights_and_never_another_s(running):
 # --- renewal and revocation (last, because they change who is admitted)
 
 
-def test_renewal_gives_a_new_certificate_and_the_old_one_stays_good(running):
-    key = new_key()
-    answer = running.ada.federation.Renew(pb.RenewRequest(csr_der=csr_der(key, "someone-else")), timeout=CALL_S)
-    assert answer.name == "ada"
-    renewed = Caller(running.port, running.ca, Credential(key, answer.certificate_pem))
-    for caller in (renewed, running.ada):
-        assert kind_of(lambda caller=caller: submit(caller, "train-1-bob")) == "update-refused"
-
-
 def test_a_revoked_device_is_cut_off_at_once_and_stays_out(running):
     federation, bob = running.federation, running.bob
     federation.command("fedserver", "revoke", "bob")

@@ -16,6 +16,7 @@ def test_sites_learn_who_is_at_risk(federation_at: FederationAt, tmp_path: Path)
     federation = federation_at("survival")
     tables = [write(tmp_path / f"{name}.csv", cohort(2 * site)) for site, name in enumerate(("kiel", "ulm"))]
     flags = ("--exit-when-done", "--min-clients", "2", "--rounds", "3", "--set", "train.lr=0.05")
+    flags += ("--set", "train.local_epochs=25")
     server = federation.server("--method", "fedavg", *flags)
     odd = federation.device(tables[0], "--label", "months", "--task", "survival", name="odd")
     assert odd.code() != 0 and "--task survival needs two columns" in odd.text

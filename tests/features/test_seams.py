@@ -61,7 +61,6 @@ def test_what_needs_an_absent_feature_is_refused_by_name(
     assert seams.direct_route((), print, None) is None
     for what, ask in {
         "a dashboard": lambda: seams.watch(True),
-        "--lab ray": lambda: seams.lab_cluster("ray", 2),
         "the executor 'ray'": seams.ray_workers,
         "plot": lambda: seams.pictures_of(None, None, ()),
         "state in s3://b": lambda: seams.remote_storage(tmp_path, "postgresql://h/d", "s3://b"),

@@ -15,9 +15,8 @@ from attune.common.config import PrivacySettings, TrainSettings
 from attune.common.errors import SettingError
 from attune.common.exchange.messages import Description, StatisticsReport, StatisticsRequest, Welcome
 from attune.common.plan import ModelSpec, Plan, Profile
-from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.common.protocol import DESCRIPTION
-from attune.common.site_statistics import SiteSums
+from attune.common.site_statistics import NoisyColumn, NoisyLayout, NoisySums, SiteSums
 from attune.common.text import from_json
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
@@ -124,6 +123,7 @@ def test_under_privacy_a_question_for_noise_gets_noisy_sums_alone(more: dict[str
         (None, noisy(msgspec.structs.replace(LAYOUT, classes=[], columns={})), {}, "for 0 numbers"),
         (None, noisy(msgspec.structs.replace(LAYOUT, unit="group")), {}, "name none"),
         (None, StatisticsRequest("3", noisy_json=b"["), {}, "cannot be read"),
+        (None, StatisticsRequest("3", centres_json=b"["), {}, "cannot be read"),
     ],
 )
 def test_a_question_for_noise_that_asks_for_too_much_is_refused(

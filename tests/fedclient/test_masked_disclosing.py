@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from attune.common import aio
 from attune.common.config import PrivacySettings
 from attune.common.exchange.messages import SecureMember, SecureMessage, StatisticsReport, StatisticsRequest
-from attune.common.secure.masked_sums import MaskedLayout
-from attune.common.site_statistics import Centre
+from attune.common.site_statistics import Centre, MaskedLayout
 from attune.common.text import from_json
 from attune.fedclient.gate import Gate, PrivacyLimits
 from attune.fedclient.secure_member import MemberState

@@ -75,7 +75,8 @@ def connect(server: Server, *names: str) -> list[Any]:
 
 
 async def score(server: Server, order: Order) -> None:
-    row = Report(round=1, work="evaluate", client=id_of(order).client, likelihood_kept=-1.0, likelihood_closed_form=0.5)
+    nats = {"likelihood_kept": -1.0, "likelihood_closed_form": 0.5, "likelihood_closed_form_error": 0.25}
+    row = Report(round=1, work="evaluate", client=id_of(order).client, **nats)
     server.state.inbox.accept(id_of(order), row, {})
     await server.coordinator.updates.report(id_of(order))
 
@@ -149,7 +150,8 @@ def test_an_evaluation_to_which_nobody_came_is_made_again() -> None:
             order = await next_order(stream)
             assert order.id == f"evaluate-1-{stream.name}"
             await score(server, order)
-        assert (await end(turn, server)).legs == (RunLeg(ALONE, 1, dict.fromkeys(DEVICES, -1.0), dict.fromkeys(DEVICES, 0.5)),)
+        scored = (dict.fromkeys(DEVICES, nats) for nats in (-1.0, 0.5, 0.25))
+        assert (await end(turn, server)).legs == (RunLeg(ALONE, 1, *scored),)
 
     in_leg(turn, first, storage)
     in_leg(turn, second, storage)
@@ -167,7 +169,7 @@ def test_the_scores_of_a_device_that_was_revoked_do_not_count() -> None:
         assert await ended(turn, server) is None
         await server.ledger.update_device("b", revoked=True)
         (leg,) = (await end(turn, server)).legs
-        assert (leg.scores, leg.gains) == ({"a": -1.0, "c": -1.0}, {"a": 0.5, "c": 0.5})
+        assert (leg.scores, leg.gains, leg.errors) == tuple(dict.fromkeys("ac", nats) for nats in (-1.0, 0.5, 0.25))
 
     in_leg(turn, scenario)
 

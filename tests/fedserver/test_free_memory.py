@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import inspect
 import os
 import platform
 import socket
@@ -17,11 +18,12 @@ import pytest
 from attune.common.aio import run, timeout
 from attune.common.config import ServerSettings, convert
 from attune.common.errors import FederationFailed, SettingError
+from attune.common.hardware import return_free_memory
 from attune.features.web.serving import PageAddress, names_of
 from attune.fedserver import app
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.home import ServedAddress
-from attune.fedserver.process import ENROLLING_MAPPING_BYTES, map_blocks, return_free_memory
+from attune.fedserver.process import ENROLLING_MAPPING_BYTES, map_blocks
 
 BLOCKS, BLOCK_BYTES = 4000, 8 << 10
 NOT_GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory in other ways")
@@ -71,10 +73,14 @@ def taken_by_new_blocks(least_bytes: int) -> int:
 
 @NOT_GLIBC
 def test_a_mapped_block_takes_memory_only_where_it_is_written_to() -> None:
-    """Use a process for each way, because the heap of this one has other free blocks."""
+    """Use a process for each way, because the heap of this one has other free blocks. It imports what it needs alone."""
     taken = []
+    needs = (
+        "import ctypes, os\nfrom pathlib import Path\nfrom attune.fedserver.process import ENROLLING_MAPPING_BYTES, map_blocks"
+    )
+    source = "\n".join(map(inspect.getsource, (resident_bytes, c_library, taken_by_new_blocks)))
     for least_bytes in (1 << 20, ENROLLING_MAPPING_BYTES):
-        code = f"from tests.fedserver.test_free_memory import taken_by_new_blocks as taken; print(taken({least_bytes}))"
+        code = f"{needs}\nBLOCKS = {BLOCKS}\n{source}\nprint(taken_by_new_blocks({least_bytes}))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=HERE)
         taken.append(int(done.stdout))
     assert taken[0] > BLOCKS * ENROLLING_MAPPING_BYTES

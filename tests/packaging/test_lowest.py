@@ -34,7 +34,8 @@ def requirements(python: str) -> list[Requirement]:
     settings = pyproject()
     extras = settings["project"]["optional-dependencies"]
     lines = [*settings["build-system"]["requires"], *settings["project"]["dependencies"]]
-    return of_python((*lines, *extras["data"], *extras["knn"], *extras["server"]), python)
+    lines += [line for extra in ("data", "knn", "server", "train") for line in extras[extra] if "attune-fl" not in line]
+    return of_python(lines, python)
 
 
 def test_every_python_that_is_named_is_tried_here() -> None:

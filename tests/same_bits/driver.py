@@ -83,7 +83,7 @@ VOLATILE = {"seconds", "federation", "check"}
 # Keys that the first revision does not have: metrics of what a device keeps and of privacy, and the form of model.json.
 NEWER_KEYS = {
     "above_constant", "epsilon", "likelihood_after_0", "likelihood_after_10", "likelihood_after_20", "likelihood_after_5",
-    "likelihood_closed_form", "likelihood_kept", "test_groups", "format", "privacy",
+    "likelihood_closed_form", "likelihood_closed_form_error", "likelihood_kept", "test_groups", "format", "privacy",
 }  # fmt: skip
 NEWER_KEYS |= {
     f"kept_{name}_{rival}" for name in ("better_than", "worse_than", "gain", "error", "p") for rival in ("common", "local")

@@ -247,7 +247,6 @@ def test_the_order_of_arrivals_repeats_a_run(method: str, clouds: dict[str, Path
     ("method", "settings"),
     [
         ("fedavg", {"round.buffer": 4, "round.quorum": 2, "round.deadline_s": 3.0}),
-        ("fedmcsa", {"round.buffer": 4, "round.quorum": 2, "round.deadline_s": 3.0}),
         ("fedavg", {"round.max_staleness": 2}),
         ("fedmcsa", {"round.clients": 3, "round.max_staleness": 3}),
     ],

@@ -7,18 +7,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 from sklearn.datasets import load_digits
 
 import attune
 from attune.common.methods.ridge import nothing_solved
 from attune.common.models.closed_form import PIXELS
+from attune.common.models.options import ClosedFormOptions
 from attune.common.plan import ModelSpec, standardisation
 from attune.common.schema import Column, Schema
 from attune.common.wire.files import TensorFile, read_tensors
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model
-from attune.fedclient.work.portfolio.federated import DRAWS, SHARPNESS, FederatedRidge, _module
+from attune.fedclient.work.portfolio.federated import DRAWS, SHARPNESS, FederatedRidge
 from attune.fedclient.work.portfolio.fitting import Samples
 from attune.fedserver.ports.blobs import blob_of
 from tests.e2e.hosted import host
@@ -48,8 +48,7 @@ def blended(few: dict[str, Path], request: pytest.FixtureRequest) -> Any:
 
 def samples_of(path: Path, classes: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the features and the one-hot labels of a shard's training part, in numpy."""
-    shard, module = load_shard(path), _module("images", (8, 8, 1), len(classes))
-    F, p = module.frequency.double().numpy(), module.phase.double().numpy()
+    shard, (F, p) = load_shard(path), (drawn.astype("f8") for drawn in ClosedFormOptions().drawn(64))
     flat = (shard.train_x.reshape(len(shard.train_x), -1).astype("f4") / 255).astype("f8")
     random = np.cos((flat - PIXELS[0]) / PIXELS[1] @ F + p) * np.sqrt(2 / len(p))
     labels = [classes.index(int(label)) for label in shard.train_y]
@@ -180,13 +179,14 @@ def test_ranges_of_a_schema_are_the_scale_where_no_device_tells_statistics(
         meta = {"classes": [0, 1], "schema": SCHEMA, "columns": SCHEMA.feature_names, "missing": "median"}
         scale = {"standardise": "federation" if "privacy" in settings else site % 2 == 0 or "federation"}
         (folder / "meta.json").write_bytes(msgspec.json.encode(meta | scale))
-    hosted = host(tmp_path, shards, settings, baseline="alone", disclose=("sums",))
+    hosted = host(tmp_path, shards, settings, baseline="none" if part == "attended" else "alone", disclose=("sums",))
     plan = hosted.home.snapshot().plan
     assert plan is not None and plan.scale is None and plan.closed_form is (part == "solved")
     assert ("ranges of the schema" in standardisation(plan)) is (part == "attended")
     x_NI = np.concatenate([some[:40] for some in x]).astype("f8")
     x_NI[:, :2] = (x_NI[:, :2] - [50, 10]) / [50, 15]
-    Z = _module("tabular", (5,), 2).features(torch.from_numpy(x_NI), torch.float64).numpy()
+    options = ClosedFormOptions()
+    Z = options.values(x_NI, *(drawn.astype("f8") for drawn in options.drawn(5)), np)
     T = np.eye(2)[np.concatenate([some[:40] for some in y])]
     total = read_tensors(max((hosted.home.path / "state").glob(f"{part}.total.*")))
     np.testing.assert_allclose(total["gram"].numpy(), (Z.T @ Z)[np.triu_indices(FEATURES)], atol=1e-6)

@@ -100,11 +100,6 @@ def test_a_value_may_have_colons_and_equal_signs(data: str) -> None:
     assert done.exit_code == 2 and "tests.simulation.test_comparison:linear=x" in done.output
 
 
-def test_a_model_for_one_method(data: str) -> None:
-    head = lines(data, "--method", "local,fedavg", "--set", "fedavg:model.name=mlr")[0]
-    assert head == "model: dnn (local), mlr (fedavg)"
-
-
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
@@ -151,10 +146,6 @@ def test_options_for_the_model_of_one_method_are_never_dropped(data: str) -> Non
     assert head[1].startswith("fedavg cannot use transformer: ") and "hidden" in head[1]
     done = run(data, "--method", "local,fedavg,fedtp", "--set", "fedavg:model.hiden=[8]")
     assert done.exit_code == 2 and "model.hiden" in done.output
-
-
-def test_an_empty_name_among_the_methods_is_left_out(data: str) -> None:
-    assert lines(data, "--method", "local,,fedavg,")[0] == "model: dnn, for all methods"
 
 
 def test_without_test_parts_nobody_is_told_to_add_methods(tmp_path: Path) -> None:

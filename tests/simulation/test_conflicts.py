@@ -74,3 +74,8 @@ def test_each_pair_of_features_runs_or_is_refused_with_both_names(one: str, shar
                 settings, name = FEATURES[feature], feature.partition(" = ")[0]
                 names = name, f"method {settings.get('method.name')}", *settings.keys() & NEEDED
                 assert any(name in str(error) for name in names), (one, other)
+
+
+def test_a_simulation_has_no_tags_and_does_not_wait_for_them(shards: dict[str, dict[str, Path]]) -> None:
+    with pytest.raises(SettingError, match="those of a simulation have no tags"):
+        attune.simulate(shards["classes"], settings=USUAL | {"round.devices": "tag:icu"}, progress=False)

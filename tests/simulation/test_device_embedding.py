@@ -14,7 +14,6 @@ import attune
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, SettingError
 from attune.common.methods.hypernetwork import generated, heads_of, off_wire
-from attune.common.protocol import EMBEDDING, SPOKEN
 from attune.common.wire.files import read_tensors
 from attune.fedserver.core.planning import resolve
 from tests.forked import hosts
@@ -181,7 +180,3 @@ def test_the_published_size_is_refused_with_its_bytes(tmp_path: Path) -> None:
     settings = {"model.name": "vit", "model.preset": "paper", "method.embedding": "device"}
     with pytest.raises(AttuneError, match=r"950,\d{3},\d{3} bytes each way in each round, for 1,572,864 generated numbers"):
         attune.simulate(pictures, "fedtp", rounds=1, settings=settings, progress=False)
-
-
-def test_this_version_says_that_it_can_keep_an_embedding() -> None:
-    assert EMBEDDING in SPOKEN

@@ -17,7 +17,6 @@ from attune.simulation.comparison_table import harmed
 
 # An age of 999, a state that tells the label, days and months in an unknown order, and a row that a stray mark has eaten.
 NAMES = ("999 in age", "state equals the label ill", "month/day/year", "look like rows")
-WITHOUT_SCHEMA = ("999 in age", "score equals the label ill", "look like rows")
 
 
 def table(path: Path) -> Path:
@@ -41,9 +40,6 @@ def check(said: str, names: tuple[str, ...]) -> None:
     lines = [" ".join(line.split()) for line in said.splitlines()]
     for name in names:
         assert sum(line.startswith("warning: ") and name in line for line in lines) == 1, (name, said)
-
-
-PLAIN = ("--label", "ill", "--columns", "age,score")
 
 
 def test_all_commands_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,16 +74,6 @@ def test_all_commands_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
     )
 
 
-def test_so_do_commands_without_a_schema(tmp_path: Path) -> None:
-    path = table(tmp_path / "kiel.csv")
-    check(run(fedclient, "shard", path, *PLAIN, "--out", tmp_path / "shard").output, WITHOUT_SCHEMA)
-    check(run(fedserver, "simulate", "--data", path, *PLAIN, "--method", "fedavg", "--rounds", "1").output, WITHOUT_SCHEMA)
-    apart = [word for name in ("state", "visit", "remark") for word in ("--apart", name)]
-    cut = ("--scheme", "iid", "--clients", "3", "--out", tmp_path / "cut")
-    check(run(fedclient, "partition", "--dataset", path, "--label", "ill", *apart, *cut).output, WITHOUT_SCHEMA)
-    check(run(fedclient, "partition", "--dataset", tmp_path / "shard", *cut[:-1], tmp_path / "again").output, ("999 in age",))
-
-
 def test_a_feature_in_proportion_to_a_target_is_said_and_another_is_not(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("euro,other,cost\n" + "".join(f"{n * 7.5},{(n * 37) % 101 / 3},{n}\n" for n in range(90)))
@@ -98,7 +84,7 @@ def test_a_feature_in_proportion_to_a_target_is_said_and_another_is_not(tmp_path
 def test_findings_are_said_once_for_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"label": "ill", "rounds": 1, "table": {"columns": "age,score"}, "progress": False}
     attune.simulate({"kiel": table(tmp_path / "kiel.csv")}, "fedavg", seeds=[0, 1], **given)
-    check(capsys.readouterr().err, WITHOUT_SCHEMA)
+    check(capsys.readouterr().err, ("999 in age", "score equals the label ill", "look like rows"))
 
 
 def test_words_for_what_is_not_known_are_said_among_categories(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def shards(count: int = 3, samples: int = 60) -> dict[str, tuple[np.ndarray, np.
 
 def simulated(method: str = "fedper", privacy: dict[str, Any] = RANGE, **given: Any) -> Any:
     rounds = given.pop("rounds", 2)
-    settings = {"train": {"local_epochs": 2, **given.pop("train", {})}, "privacy": privacy}
+    settings = {"train": {"local_epochs": 1, **given.pop("train", {})}, "privacy": privacy}
     loop = given.pop("loop", None)
     return attune.simulate(
         shards(), method=method, model="dnn", rounds=rounds, settings=settings, progress=False, train=loop, **given
@@ -206,7 +206,7 @@ def test_fine_tuning_needs_no_noise_and_changes_nothing_that_leaves_a_device() -
 
 
 OF_CLIENTS = {"unit": "client", "devices": 12, "noise": 0.8, "delta": 0.04, "insecure_seed": 3}
-ROUNDS, DRAWN = 5, 2
+ROUNDS, DRAWN = 3, 2
 
 
 def released(method: str = "fedavg", privacy: dict[str, Any] = OF_CLIENTS, **given: Any) -> Any:
@@ -218,7 +218,7 @@ def released(method: str = "fedavg", privacy: dict[str, Any] = OF_CLIENTS, **giv
     )
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "mr-mtl"])
+@pytest.mark.parametrize("method", ["fedper", "mr-mtl"])
 def test_a_seed_repeats_noise_and_cohorts(method: str) -> None:
     assert released(method).digests == released(method).digests
 

@@ -27,10 +27,8 @@ from tests.simulation.test_same_bits import SAMPLED, SMALL, VIT
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "fedavg, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedavg"}})),
     "fedmcsa, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedmcsa"}, "round": {"train": "all"}})),
     "fedper, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedper"}, "round": {"evaluate_every": 1}})),
-    "pfedme": ("clouds", {"method": {"name": "pfedme"}}),
     "fedtp+mcsa": ("digits", {"method": {"name": "fedtp+mcsa"}, "model": VIT}),
     "analytic": ("digits", {"method": {"name": "analytic"}}),
     "fedavg, bf16": ("clouds", {"method": {"name": "fedavg"}, "round": {"encoding": "bf16"}}),

@@ -55,18 +55,6 @@ def test_the_best_of_a_row_is_among_the_compared_columns_and_needs_a_rival() -> 
     ]
 
 
-def test_pandas_has_the_columns_of_csv() -> None:
-    pytest.importorskip("pandas")
-    frame = TABLE.to_pandas()
-    assert list(frame.columns) == ["method", "seeds", "kept", "kept deviation", "own"]
-    assert frame["kept deviation"][0] == 0.01 and frame["method"][2] == "=SUM(A1)"
-
-
-@pytest.mark.parametrize(("suffix", "begins"), [("csv", "method,seeds"), ("tex", "% needs"), ("html", "<!doctype html>")])
-def test_a_file_has_the_form_of_its_suffix(tmp_path: Path, suffix: str, begins: str) -> None:
-    assert TABLE.save(tmp_path / f"t.{suffix}").read_text(encoding="utf-8").startswith(begins)
-
-
 def test_another_suffix_a_folder_and_a_file_in_place_of_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"a table is a file \.csv, \.tex, \.html"):
         TABLE.save(tmp_path / "t.xlsx")
@@ -76,11 +64,6 @@ def test_another_suffix_a_folder_and_a_file_in_place_of_a_folder_are_refused(tmp
     (tmp_path / "file").touch()
     with pytest.raises(SettingError, match="cannot be a folder"):
         check_table(tmp_path / "file" / "t.csv")
-
-
-def test_a_folder_is_made_when_the_table_is_written(tmp_path: Path) -> None:
-    assert check_table(tmp_path / "out" / "t.csv") and not (tmp_path / "out").exists(), "a check makes nothing"
-    assert TABLE.save(tmp_path / "out" / "t.csv").exists()
 
 
 def test_a_deviation_is_that_of_a_sample_and_a_missing_value_leaves_no_mean() -> None:

@@ -26,16 +26,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "digits",
         {"method": {"name": "fedtp"}, "model": VIT, "round": {"encoding": "int8", "encodings": {"shared": "bf16"}}},
     ),
-    "fedavg, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedavg"}})),
     "fedmcsa, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedmcsa"}, "round": {"train": "all"}})),
     "fedmcsa, dialled": (
         "clouds",
         {"method": {"name": "fedmcsa", "dial": True}, "round": {"clients": 2, "rounds": 2, "evaluate_every": 1}},
     ),
-    "fedtp+mcsa, dialled": ("digits", {"method": {"name": "fedtp+mcsa", "dial": True}, "model": VIT}),
     "fedper, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedper"}})),
     "pfedme, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "pfedme"}, "round": {"evaluate_every": 1}})),
-    "fedtp, sampled": ("digits", merge(SAMPLED, {"method": {"name": "fedtp"}, "model": VIT})),
     "fedtp+mcsa, sampled": ("digits", merge(SAMPLED, {"method": {"name": "fedtp+mcsa"}, "model": VIT})),
 }
 IN_CONFORMANCE = {"fedtp"}  # tests/conformance has all methods in their plain form

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 
 import attune
 from attune.common.errors import SettingError, ShardError
+from attune.features.finished import model_plots
 from attune.fedclient.cli import main as fedclient
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.model import plots, portable
+from attune.fedclient.model import portable
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.cli import cli as fedserver
@@ -72,7 +73,7 @@ def test_tables_with_a_schema_train_far_above_chance_and_beside_a_model_alone(tm
     with pytest.raises(
         SettingError, match="there are no pictures of models for survival: `fedclient evaluate` has their score"
     ):
-        plots.plot([folder], shard, tmp_path / "pictures", 6, ())
+        model_plots.plot([folder], shard, tmp_path / "pictures", 6, ())
     new, out = tmp_path / "new.csv", tmp_path / "risks.csv"
     new.write_text("\n".join(["age,stage,dose,seen_before", "40,C,0,no", "85,A,0,no", "85,,0,"]) + "\n")
     said = CliRunner().invoke(

@@ -52,11 +52,11 @@ def train(model: Any, data: Any, context: Any) -> None:
 
 def digests(model: Any, seed: int = 0, **more: Any) -> Digests:
     def data(at: int) -> tuple[np.ndarray, np.ndarray]:
-        x = np.random.default_rng(at).normal(size=(60, 3)).astype("f4")
+        x = np.random.default_rng(at).normal(size=(40, 3)).astype("f4")
         return x, (x[:, 0] > 0).astype(int)
 
     shards = {f"d{at}": data(at) for at in range(2)}
-    return attune.simulate(shards, "fedavg", model, rounds=2, seed=seed, progress=False, **more).digests
+    return attune.simulate(shards, "fedavg", model, rounds=1, seed=seed, progress=False, **more).digests
 
 
 undisturbed = cache(digests)
@@ -99,7 +99,6 @@ def changed(set_: Callable[[Any], None], value: Any, before: Any) -> Iterator[No
         set_(before)
 
 
-@pytest.mark.parametrize("model", ["dnn", dropping])
 @pytest.mark.parametrize(
     ("set_", "value", "get"),
     [
@@ -113,11 +112,11 @@ def changed(set_: Callable[[Any], None], value: Any, before: Any) -> Iterator[No
         (torch.manual_seed, 77, torch.initial_seed),
     ],
 )
-def test_settings_of_the_program_change_no_bits_and_stay(model: Any, set_: Any, value: Any, get: Any) -> None:
-    plain, before = undisturbed(model), get()
+def test_settings_of_the_program_change_no_bits_and_stay(set_: Any, value: Any, get: Any) -> None:
+    plain, before = undisturbed(dropping), get()
     with changed(set_, value, before):
         now, drawn = get(), torch.random.get_rng_state()
-        assert digests(model) == plain
+        assert digests(dropping) == plain
         assert get() == now and torch.equal(torch.random.get_rng_state(), drawn)
 
 

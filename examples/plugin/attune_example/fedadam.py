@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
-from attune.common.exchange.transform import PartUpdate
-from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Vault, write
+from attune.fedserver.lab.aggregators.base import write
 from attune.fedserver.lab.aggregators.mean import VALUE, SharedValue
 from attune_example.settings import FedAdamSettings
 
@@ -23,16 +22,7 @@ class FedAdam(SharedValue):
 
     keys = (VALUE, FIRST, SECOND)
 
-    def __init__(
-        self,
-        settings: FedAdamSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
-        super().__init__(settings, vault, seed, components, carrier)
-        self._settings = settings
+    _settings: FedAdamSettings
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         """Write the state before round 1: m = 0 and v = tau^2, the smallest that the paper allows."""
@@ -41,16 +31,12 @@ class FedAdam(SharedValue):
         write(self._vault, FIRST, {name: torch.zeros_like(tensor) for name, tensor in initial.items()})
         write(self._vault, SECOND, {name: torch.full_like(tensor, smallest) for name, tensor in initial.items()})
 
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        """Yield x, m and v of each tensor of the block. Integers, such as counters of batches, take their mean."""
-        states = [self._vault.read(key) for key in self.keys]
-        for name in block.names:
-            x, m, v = (state[name] for state in states)
-            if x.is_floating_point():
-                delta = combined[name] - x
-                m = self._settings.beta1 * m + (1 - self._settings.beta1) * delta
-                v = self._settings.beta2 * v + (1 - self._settings.beta2) * delta.square()
-                x = x + self._settings.server_lr * m / (v.sqrt() + self._settings.adaptivity)
-            else:
-                x = combined[name]
-            yield from ((key, name, value) for key, value in zip(self.keys, (x, m, v), strict=True))
+    def apply(self, name: str, mean: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Return x, m and v of a tensor. Integers, such as counters of batches, take their mean."""
+        x, m, v = (self._vault.read(key)[name] for key in self.keys)
+        if not x.is_floating_point():
+            return {VALUE: mean, FIRST: m, SECOND: v}
+        delta = mean - x
+        m = self._settings.beta1 * m + (1 - self._settings.beta1) * delta
+        v = self._settings.beta2 * v + (1 - self._settings.beta2) * delta.square()
+        return {VALUE: x + self._settings.server_lr * m / (v.sqrt() + self._settings.adaptivity), FIRST: m, SECOND: v}

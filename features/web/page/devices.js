@@ -18,6 +18,7 @@ const ORDERS = {
   name: (a, b) => natural(a.name, b.name),
   gain: (a, b) => (b.gain ?? -2) - (a.gain ?? -2) || natural(a.name, b.name),
   accuracy: (a, b) => (b.accuracy ?? -1) - (a.accuracy ?? -1) || natural(a.name, b.name),
+  tag: (a, b) => natural(a.tag || "\uffff", b.tag || "\uffff") || natural(a.name, b.name),
   expires: (a, b) => (a.expires ?? Infinity) - (b.expires ?? Infinity) || natural(a.name, b.name),
 };
 
@@ -64,7 +65,7 @@ function fill(item, device, actions) {
   show(state, [device.stage, device.why, device.note], ([stage, why, note]) => [h("span", { class: `stage ${stage}` }, stage), (why || note) && h("div", { class: "why" }, why || note)]);
   show(plot, [device.interval, device.accuracy_constant, ...MODELS.map(([name]) => device[name])], () => dots(device));
   show(verdict, [device.verdict, device.gain, ranked(device)], ([word, given, area]) => (word ? [h("span", { class: `chip ${word}` }, VERDICTS[word]), given === null ? "" : ` ${given >= 0 ? "+" : "−"}${Math.abs(given).toFixed(3)}`, area && h("div", { class: "why" }, area)] : "–"));
-  show(samples, [device.samples, device.variant ?? null], ([count, variant]) => [String(count ?? "–"), variant && h("div", { class: "why" }, variant)]);
+  show(samples, [device.samples, [device.tag, device.variant].filter(Boolean).join(", ")], ([count, kind]) => [String(count ?? "–"), kind && h("div", { class: "why" }, kind)]);
   show(sent, [device.totals.bytes_up ?? 0, device.totals.bytes_down ?? 0], ([up, down]) => [bytes(up), h("div", { class: "why" }, `${bytes(down)} fetched`)]);
   show(work, device.totals.seconds ?? 0, (seconds) => span(seconds));
   show(certificate, device.expires, (until) => expiry(until));

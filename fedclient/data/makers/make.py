@@ -15,6 +15,7 @@ from attune.common.errors import DiskFull, SettingError, ShardError
 from attune.common.plan import Label
 from attune.common.text import from_json
 from attune.fedclient.data.arrays import MAX_BINARY_BYTES, plain_suffix, read_text, write_arrays
+from attune.fedclient.data.binary_tables import cells_of
 from attune.fedclient.data.cells import is_missing
 from attune.fedclient.data.csv_file import is_index, looks_like_table
 from attune.fedclient.data.makers import images
@@ -22,7 +23,6 @@ from attune.fedclient.data.makers.alphabets import alphabet_of, lost_characters
 from attune.fedclient.data.makers.make_options import LENGTH, MakeOptions
 from attune.fedclient.data.makers.pixels import DecodedImages, decode_images, same_depth
 from attune.fedclient.data.meta import Meta
-from attune.fedclient.data.parquet_file import cells_of
 from attune.fedclient.data.samples import SPLIT, mapped, missing_words, outputs_of, table_of, training_and_test
 from attune.fedclient.data.shard import Shard, make_shard
 from attune.fedclient.data.source import DataSource, source_of_table, with_outputs

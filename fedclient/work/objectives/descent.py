@@ -31,7 +31,7 @@ from attune.common.errors import AttuneError
 from attune.common.methods.settings.objectives import AlternatingSettings, FrozenPrivateSettings, MamlSettings, SgdSettings
 from attune.common.torch_state import seeded
 from attune.common.wire.tensors import is_finite
-from attune.fedclient.work.executor import Jobs
+from attune.fedclient.work.executor import Cancelled, Jobs
 from attune.fedclient.work.objectives.augment import RANK, augmented
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Objective, Tensors, Trained
 from attune.fedclient.work.private.noisy_steps import NoisyGradients, OrderNoise
@@ -57,15 +57,6 @@ class TrainingDiverged(AttuneError):
     """
 
     kind, exit_code = "training-diverged", 26
-
-
-class Cancelled(AttuneError):
-    """Another order replaced this one within the device.
-
-    What to do: No action is needed.
-    """
-
-    kind = "cancelled"
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from attune.common.methods.ridge import (
     STRENGTH,
     STRENGTHS,
     WEIGHT,
+    error_of,
+    fold_errors,
     is_alone_in_a_class,
-    out_of_fold,
     places_of,
     sizes_of,
     sums_manifest,
@@ -121,22 +122,14 @@ def errors_of(task: LocalTask, Z_ND: Tensor, T_NC: Tensor, centre_CD: Tensor, co
     Of classes it is minus the log-likelihood, by which models are blended, else the squared error. With `common` the error of
     the centre stands before them, (n, 1 + L).
     """
-    places, sharpness = places_of(sizes_of(task.start)), closed_form_of(task.network).sharpness
-
-    def error_of(predicted_LNC: Tensor, target_NC: Tensor) -> Tensor:
-        if task.y.dim() == 1:
-            return -((sharpness * predicted_LNC).log_softmax(dim=2) * target_NC).sum(dim=(1, 2))
-        return (target_NC - predicted_LNC).square().sum(dim=(1, 2))
-
+    places, sharpness = places_of(sizes_of(task.start)), closed_form_of(task.network).sharpness if task.y.dim() == 1 else None
     error_nL = torch.zeros(len(places), len(STRENGTHS), dtype=torch.float64)
     if task.fold is not None:
-        is_in_N = task.fold >= 0
         for block, place in enumerate(places):
-            predicted_LNC = out_of_fold(Z_ND[:, place], T_NC, task.fold, centre_CD[:, place], STRENGTHS)
-            error_nL[block] = error_of(predicted_LNC[:, is_in_N], T_NC[is_in_N])
+            error_nL[block] = fold_errors(Z_ND[:, place], T_NC, task.fold, centre_CD[:, place], STRENGTHS, sharpness)
     if not common:
         return error_nL
-    first = [error_of((Z_ND[:, place] @ centre_CD[:, place].T)[None], T_NC) for place in places]
+    first = [error_of((Z_ND[:, place] @ centre_CD[:, place].T)[None], T_NC, sharpness) for place in places]
     return torch.cat([torch.stack(first).to(error_nL), error_nL], dim=1)
 
 

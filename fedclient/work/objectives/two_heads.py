@@ -18,10 +18,10 @@ from torch.nn.functional import linear
 
 from attune.common.methods.settings.objectives import DomainBiasSettings, TwoHeadsSettings
 from attune.common.models.feature_mean import KNOWN, MEAN
-from attune.fedclient.work.executor import Jobs
+from attune.fedclient.work.executor import Cancelled, Jobs
 from attune.fedclient.work.measures import mean_cross_entropy
 from attune.fedclient.work.objectives.base import PERSONAL, Batch, LocalTask, Network, Objective, Tensors, Trained, personal
-from attune.fedclient.work.objectives.descent import Cancelled, Descent
+from attune.fedclient.work.objectives.descent import Descent
 
 
 class TwoHeads(Objective[TwoHeadsSettings]):

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from attune.common.task import TaskName
+from attune.fedclient.work.orders import ROWS
 
 LEAST = 1e-3  # of a probability
 MOST_DEPTH = 10_000  # of a tree: each step takes time
-ROWS = "row"  # the tensor of a model that holds training samples
 
 Tensors = Mapping[str, Tensor]
 Read = Callable[[Tensor], Tensor]

@@ -5,9 +5,8 @@ He et al., AFL, CVPR 2025; a device's own weights as in arXiv 2508.10732. The le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from copy import deepcopy
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -27,13 +26,13 @@ from attune.common.methods.ridge import (
     targets_of,
     without_own,
 )
-from attune.common.models.closed_form import PIXELS, RandomFeatures, member_of
-from attune.common.models.options import SHARPNESS
-from attune.common.plan import Kind, ModelSpec
+from attune.common.models.closed_form import PIXELS
+from attune.common.models.options import SHARPNESS, ClosedFormOptions
+from attune.common.plan import ModelSpec
+from attune.fedclient.data.holdout import Folds, folds_of
 from attune.fedclient.data.table_encoder import Rescaling
 from attune.fedclient.work.portfolio.evaluators import FourierModel, flattened
 from attune.fedclient.work.portfolio.fitting import Samples
-from attune.fedclient.work.portfolio.folds import Folds, folds_of
 from attune.fedclient.work.portfolio.portfolio import FittedModel
 
 # Strengths with which a device draws its own weights from those that it is served, by the names of the models.
@@ -52,14 +51,17 @@ class FederatedRidge:
     """
 
     def __init__(self, spec: ModelSpec, samples: Samples, first: Folds, scale: Rescaling | None = None) -> None:
-        self._module = _module(spec.kind, tuple(spec.shape), spec.classes)
+        options = ClosedFormOptions()
+        frequency_IR, phase_R = map(torch.from_numpy, options.drawn(math.prod(spec.shape)))
         if scale is not None:
-            self._module, (factor_I, shift_I) = deepcopy(self._module), map(torch.from_numpy, scale)
-            self._module.double().phase += shift_I @ self._module.frequency
-            self._module.frequency *= factor_I[:, None]
+            factor_I, shift_I = map(torch.from_numpy, scale)
+            phase_R = phase_R.double() + shift_I @ frequency_IR.double()
+            frequency_IR = frequency_IR.double() * factor_I[:, None]
+        pixels = PIXELS if samples.kind == "images" else (0.0, 1.0)
+        self._features = {"frequency": frequency_IR, "phase": phase_R, "pixels": torch.tensor(pixels, dtype=torch.float64)}
         self._samples, self._first, self._outputs = samples, first, spec.classes
-        x = torch.from_numpy(samples.x)
-        self._Z_ND = self._module.features(x, torch.float64)
+        flat_NI = (torch.from_numpy(samples.x).flatten(1).double() - pixels[0]) / pixels[1]
+        self._Z_ND = options.values(flat_NI, frequency_IR.double(), phase_R.double(), torch)
         self._T_NC = targets_of(torch.from_numpy(samples.y), spec.classes, samples.task == "multilabel")
 
     def sums(self, one_sum: bool = False) -> dict[str, Tensor]:
@@ -106,20 +108,11 @@ class FederatedRidge:
     def _model(self, W_CD: Tensor, predicted_NC: Tensor) -> FittedModel:
         """Return a model with weights W, which has predicted these values of the training samples, out of fold."""
         factor, task = 1.0 if self._samples.task == "regression" else SHARPNESS, self._samples.task
-        module, images = self._module, self._samples.kind == "images"
         tensors = {
-            "frequency": module.frequency,
-            "phase": module.phase,
-            "pixels": torch.tensor(PIXELS if images else (0.0, 1.0), dtype=torch.float64),
+            **self._features,
             "weight": factor * W_CD[:, :-1],
             "bias": factor * W_CD[:, -1],
             "classes": torch.arange(self._outputs),
         }
         evaluator = FourierModel(tensors, task, self._outputs, flattened)
         return FittedModel(tensors, evaluator.answers(factor * predicted_NC))
-
-
-@lru_cache(maxsize=8)
-def _module(kind: Kind, shape: tuple[int, ...], outputs: int) -> RandomFeatures:
-    """Return the features of all devices with such samples."""
-    return RandomFeatures(*member_of(ModelSpec("", kind, shape, outputs)))

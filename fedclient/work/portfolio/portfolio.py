@@ -6,6 +6,7 @@ N training samples, V of them held out from the networks, C classes, labels or n
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -21,17 +22,17 @@ from attune.common.methods.settings.objectives import ModelSettings, SgdSettings
 from attune.common.models.body import body_of
 from attune.common.plan import Plan
 from attune.common.task import ScoredTask, TaskName
-from attune.fedclient.data.holdout import NEIGHBOURS
+from attune.fedclient.data.holdout import FOLDS, MOST_SAMPLES, NEIGHBOURS, Folds, folds_of
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
+from attune.fedclient.work.comparison import by_group
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.base import Network
 from attune.fedclient.work.objectives.descent import Sgd
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.portfolio.evaluators import Read, evaluator, flattened
 from attune.fedclient.work.portfolio.fitting import NAMES, Fit, Samples, Tensors, fits_for
-from attune.fedclient.work.portfolio.folds import FOLDS, MOST_SAMPLES, Folds, folds_of
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Trainer
 
@@ -102,38 +103,42 @@ class Portfolio:
     @cached_property
     def _told(self) -> Tensor:
         """Mask of the samples that tell models apart, (N,): predicted out of fold, and not the only one of their class."""
-        told_N = torch.ones(len(self._y), dtype=torch.bool)
-        for model in self._models.values():
-            told_N &= model.scores.isfinite().all(dim=1)
+        told_N = self._predicted.clone()
         if self._y.dim() == 1 and len(self._y):
             told_N &= self._y.bincount()[self._y] > 1
         return told_N
+
+    @property
+    def _predicted(self) -> Tensor:
+        """Mask of the samples that every model has predicted out of fold, (N,)."""
+        return torch.stack([model.scores.isfinite().all(dim=1) for model in self._models.values()]).all(dim=0)
 
     @cached_property
     def fits(self) -> dict[str, Calibrated]:
         """Sharpness of each model, and its probabilities of the labels that tell models apart; empty without such labels."""
         if not self._measure.by_sample or not self._told.any():
             return {}
-        y = self._y[self._told]
-        calibrations = {}
-        for name, model in self._models.items():
-            calibrations[name] = self._calibrated(model.scores[self._told], y)
-        return calibrations
+        return {name: self._calibrated(of.scores[self._told], self._y[self._told]) for name, of in self._models.items()}
 
     @property
-    def gained(self) -> float | None:
-        """The log-likelihood (nats) that training samples gain by the joined models, each predicted out of fold.
+    def gained(self) -> tuple[float, float] | tuple[None, None]:
+        """The log-likelihood (nats) that training samples gain by the joined models, out of fold, and its standard error.
 
-        Each sample has the weights that are found without it. None without joined models, or without such samples.
+        Each sample has the weights that are found without it. The only sample of a class says how often a new sample is of a
+        class that the device does not know (Good, Biometrika 1953): alone it can only guess there, among all classes. None
+        without joined models, or below two samples (or groups).
         """
-        told_N = self._told.numpy()
-        alone = {name: fit.probability for name, fit in self.fits.items() if name in NAMES}
+        alone = [name for name in self.fits if name in NAMES]
         if not alone or len(alone) == len(self.fits):
-            return None
-        groups = self._samples.groups
-        group_V = None if groups is None else np.unique(groups[told_N], return_inverse=True)[1]
-        together = {name: fit.probability for name, fit in self.fits.items()}
-        return leave_one_out(together, groups=group_V) - leave_one_out(alone, groups=group_V)
+            return None, None
+        rows, groups = self._predicted, self._samples.groups
+        group_V = None if groups is None else np.unique(groups[rows.numpy()], return_inverse=True)[1]
+        told_V, together = self._told[rows], {name: self._likelihood(self._shares(name, rows), rows) for name in self.fits}
+        with_V = leave_one_out(together, weight=told_V.double(), groups=group_V)
+        without_V = leave_one_out({name: together[name] for name in alone}, weight=told_V.double(), groups=group_V)
+        least_V = np.where(told_V.numpy(), -np.inf, -math.log(self._outputs))
+        gain_G = by_group(with_V - np.maximum(without_V, least_V), group_V)
+        return (float(gain_G.sum()), math.sqrt(len(gain_G)) * float(gain_G.std(ddof=1))) if len(gain_G) > 1 else (None, None)
 
     def _calibrated(self, scores: Tensor, y: Tensor) -> Calibrated:
         """Return how sure a model may be, from scores (M, C) of samples with the answers y (M,) or (M, K)."""
@@ -166,9 +171,11 @@ class Portfolio:
             weights: Weight of each model.
         """
         shares = torch.stack([weight * self._shares(name, self._held) for name, weight in weights.items()]).sum(dim=0)
-        if not shares.isfinite().all():
-            return None
-        evidence = self._measure.evidence(self._measure.scores_of(shares).unsqueeze(0), self._y[self._held])
+        return self._likelihood(shares, self._held) if shares.isfinite().all() else None
+
+    def _likelihood(self, shares: Tensor, rows: Tensor) -> Tensor:
+        """Return the probability of each label of these rows, by probabilities or numbers of all outputs, (V,) or (V, K)."""
+        evidence = self._measure.evidence(self._measure.scores_of(shares).unsqueeze(0), self._y[rows])
         return self._measure.likelihood(evidence)[0]
 
 

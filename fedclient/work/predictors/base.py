@@ -14,9 +14,9 @@ import torch
 from typing_extensions import TypeVar
 
 from attune.common.methods.settings.objectives import FineTuneSettings, PredictorSettings
-from attune.fedclient.work.executor import Jobs, alone
+from attune.fedclient.work.executor import Cancelled, Jobs, alone
 from attune.fedclient.work.objectives.base import LocalTask, Network, Tensors, Trained, split
-from attune.fedclient.work.objectives.descent import Cancelled, Descent
+from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.two_heads import SHIFT
 
 S = TypeVar("S", bound=PredictorSettings, default=Any)
@@ -115,7 +115,7 @@ class FineTune(Predictor[FineTuneSettings]):
         return tuned.tensors
 
 
-FEATURES, LABELS = "memory.features", "memory.labels"
+LABELS = "memory.labels"
 BATCH = 512  # samples of one forward
 
 

@@ -14,7 +14,8 @@ import torch
 
 from attune.common.methods.settings.objectives import KnnSettings
 from attune.fedclient.work.objectives.base import LocalTask, Network, Tensors, split
-from attune.fedclient.work.predictors.base import BATCH, FEATURES, LABELS, Predictor, remember
+from attune.fedclient.work.orders import FEATURES
+from attune.fedclient.work.predictors.base import BATCH, LABELS, Predictor, remember
 
 TINY = 1e-30  # probability of a class that neither the neighbours nor the model expect
 

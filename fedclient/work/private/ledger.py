@@ -21,8 +21,8 @@ from attune.common.durable import write_file
 from attune.common.errors import AttuneError, HomeMismatch, SettingError
 from attune.common.privacy.accountant import NoisySteps, epsilon_of, noise_for
 from attune.common.privacy.noise import SECRET_BYTES, key_of
-from attune.common.privacy.noisy_statistics import NoisyLayout
 from attune.common.protocol import SPENT
+from attune.common.site_statistics import NoisyLayout
 from attune.common.text import from_json, newer_format
 
 LEAST_LEFT = 0.01  # share of a budget; with less, the noise would drown everything

@@ -1,6 +1,6 @@
 """Training orders with noise on one device, and noisy statistics of its data: what they spend of its budget, by plan and owner.
 
-To the sums of `fedclient.data.noisy_sums` the device adds Gaussian noise. Sums and noise are whole numbers on a lattice, whose
+To the sums of `fedclient.data.site_sums` the device adds Gaussian noise. Sums and noise are whole numbers on a lattice, whose
 rounding is part of the sensitivity. The noise comes from the ledger's secret, the layout and the sums: a repeated question gets
 the same bits and costs nothing, and another layout or other sums get noise of their own.
 
@@ -33,13 +33,13 @@ from attune.common.methods.registry import configured_on_device
 from attune.common.plan import Plan
 from attune.common.privacy.accountant import noise_for
 from attune.common.privacy.noise import SECRET_BYTES, NoiseStream, key_of
-from attune.common.privacy.noisy_statistics import NoisyLayout, NoisySums
 from attune.common.seeds import derive
+from attune.common.site_statistics import NoisyLayout, NoisySums
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import digest_of_tensors
-from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.site_sums import unit_sums
 from attune.fedclient.options import Hooks
 from attune.fedclient.work.executor import Jobs
 from attune.fedclient.work.objectives.descent import TrainingDiverged

@@ -7,14 +7,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
+from typing import cast
 
 from attune.common.errors import AttuneError
 from attune.common.torch_state import plain_torch
 from attune.fedclient.work.executor import Work
-from attune.fedclient.work.learner import Learner, make_learner
+from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.base import OnProgress
 from attune.fedclient.work.processes import requests
 from attune.fedclient.work.processes.pipe import packed, receive, send, unpacked
+from attune.fedclient.work.worker import local_learner
 
 CHECK_S = 0.05  # seconds between two checks whether the order at hand is to be given up
 PROGRESS_S = 1.0  # seconds between two reports of progress
@@ -104,7 +106,8 @@ class HostedLearners:
     def _learner(self, name: str) -> Learner:
         if name not in self._learners:
             placed = self._placed[name]
-            self._learners[name] = make_learner(placed.plan, placed.shard, name, lambda _: placed.orders, placed.options)
+            learner = local_learner(placed.plan, placed.shard, name, lambda _: placed.orders, placed.options)
+            self._learners[name] = cast(Learner, learner)
         return self._learners[name]
 
     def _state(self, name: str) -> requests.LearnerState:

@@ -21,8 +21,9 @@ from torch.func import vmap
 
 from attune.common.config import TrainSettings
 from attune.common.models.body import training_mode
+from attune.fedclient.work.executor import Cancelled
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained
-from attune.fedclient.work.objectives.descent import Cancelled, Descent, diverged
+from attune.fedclient.work.objectives.descent import Descent, diverged
 from attune.fedclient.work.stacked.noisy_stack import NoisyStack
 
 T = TypeVar("T")

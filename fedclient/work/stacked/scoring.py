@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attune.fedclient.work.blend import ITERATIONS, Weighing, pseudo_counts
 from attune.fedclient.work.calibration import FLOOR
-from attune.fedclient.work.measures import LOWEST
+from attune.fedclient.work.comparison import LOWEST
 from attune.fedclient.work.stacked.descend import first_devices, in_stacks, stacked
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Accuracy, Scores
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -42,9 +41,8 @@ class Vault(Protocol):
 class Aggregator(Protocol):
     """One part's state on the server.
 
-    The class is called with (settings, vault, seed, components, carrier): its settings struct; the vault in which the part's
-    state lies; the federation's seed; for each component of the model the names of its tensors in this part; and what
-    carries out the pieces of its rounds (`carrier.Carrier`), which an aggregator that is not `Blockwise` leaves unused.
+    The class is called with (settings, vault, seed, components): its settings struct; the vault in which the part's state lies;
+    the federation's seed; and for each component of the model the names of its tensors in this part.
     """
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
@@ -70,68 +68,6 @@ class Aggregator(Protocol):
 
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Close a round of newcomers to a finished federation: only what these clients alone are served may move."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """A piece of a round's work: these tensors of every update."""
-
-    unit: str
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Blocks whose partials are combined; no other unit needs them.
-
-    Attributes:
-        name: Unique in the part.
-        blocks: The pieces, in the order in which `combine` gets their partials.
-        applied_here: Whether `apply` is done in the server, because it reads the vault or costs less than sending columns.
-    """
-
-    name: str
-    blocks: tuple[Block, ...]
-    applied_here: bool = False
-
-
-Put = tuple[str, str, torch.Tensor]  # a vault key, a tensor's name, its next value
-
-
-class Blockwise(Aggregator, Protocol):
-    """An aggregator whose rounds can be carried out in pieces, by as many workers as there are blocks.
-
-    For each unit in order: `partial` of its blocks, on any worker and in any order; `combine`, in the server, of the partials
-    in the order of the blocks; then `apply` to each block, on any worker unless the unit is `applied_here`; then `completed`.
-    `partial` reads the settings and the updates, never the vault. Of units that are not `applied_here` that holds for `apply`,
-    too. A worker that reaches the blobs itself does all of it. Blocks never split a sum that is folded in floating point, so
-    the bits do not depend on the workers. `updates` are those of `cohort`.
-
-    Attributes:
-        reported: Names among the combined values that the aggregator needs after the round.
-    """
-
-    reported: tuple[str, ...]
-
-    def units(self) -> Sequence[Unit]: ...
-
-    def kept(self, updates: Sequence[PartUpdate]) -> dict[str, Manifest]:
-        """Return the vault keys that the round writes, with dtype and shape of their tensors."""
-
-    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
-        """Return the vault keys that `apply` and `completed` read."""
-
-    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
-        """Return what `combine` needs of a block."""
-
-    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
-        """Return what `apply` needs for each block of the unit."""
-
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        """Yield the block's next values, one tensor after the other."""
-
-    def completed(self, puts: Iterable[Put], updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        """Yield next values that `apply` has made, with those that follow from them and from the vault."""
 
 
 def cohort(updates: Sequence[PartUpdate]) -> list[PartUpdate]:
@@ -209,51 +145,8 @@ class MemoryVault:
         return MemoryWriter(self._store, key, manifest)
 
 
-Carried = tuple[Unit, Tensors, Iterable[Put]]  # a unit, what was combined for it, and the next values of its blocks
-ReportedTensors = dict[str, Tensors]  # unit -> those of its combined values that the aggregator needs after the round
-
-
-class Carrier(Protocol):
-    """Computation of one aggregator's rounds. The bits do not depend on it."""
-
-    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> ReportedTensors:
-        """Write the next values of all units into the vault, and return what is reported, in the order of the units."""
-
-
-class InTurn:
-    """Carrier that computes everything in this process, a unit at a time."""
-
-    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> ReportedTensors:
-        return written(aggregator, vault, updates, in_turn(aggregator, aggregator.units(), updates))
-
-
-IN_TURN = InTurn()
-
-
 class MadeOfSettings:
     """Base of the built-in aggregators, with the parts of which each is made (fedserver.lab.build.AggregatorClass)."""
 
-    def __init__(
-        self, settings: Any, vault: Vault, seed: int, components: Mapping[str, list[str]], carrier: Carrier = IN_TURN
-    ) -> None:
-        self._settings, self._vault, self._carrier = settings, vault, carrier
-        self._seed, self._components = seed, components
-
-
-def written(aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate], carried: Iterable[Carried]) -> ReportedTensors:
-    """Write the values of units, one tensor after the other, into the vault."""
-    reported: ReportedTensors = {}
-    with ExitStack() as opened:
-        writers = {key: opened.enter_context(vault.writer(key, kept)) for key, kept in aggregator.kept(updates).items()}
-        for unit, combined, puts in carried:
-            for key, name, value in aggregator.completed(puts, updates):
-                writers[key].put(name, value)
-            reported[unit.name] = {name: combined[name] for name in aggregator.reported}
-    return reported
-
-
-def in_turn(aggregator: Blockwise, units: Iterable[Unit], updates: Sequence[PartUpdate]) -> Iterator[Carried]:
-    """Compute these units in this process."""
-    for unit in units:
-        combined = aggregator.combine(unit, [aggregator.partial(block, updates) for block in unit.blocks], updates)
-        yield unit, combined, chain.from_iterable(aggregator.apply(block, combined, updates) for block in unit.blocks)
+    def __init__(self, settings: Any, vault: Vault, seed: int, components: Mapping[str, list[str]]) -> None:
+        self._settings, self._vault, self._seed, self._components = settings, vault, seed, components

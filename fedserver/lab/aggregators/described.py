@@ -12,19 +12,16 @@ Shapes: N trained devices, M numbers of a description, E numbers of an embedding
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.models.feature_mean import description_size
 from attune.fedserver.core.scale import LARGEST
 
 if TYPE_CHECKING:
-    from attune.fedserver.lab.aggregators.base import Aggregator, Vault
     from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
-    from attune.fedserver.lab.build import AggregatorSpec, Maker
 
 BANDWIDTHS = (0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0)  # in medians of the distances
 FEWEST_DESCRIBED = 5  # trained devices with a description; with fewer there is no neighbourhood to speak of
@@ -120,11 +117,10 @@ class ToldDescriptions:
 
     Args:
         model: The model, whose head says how many numbers a description has.
-        make: What makes an aggregator.
     """
 
-    def __init__(self, model: nn.Module, make: Maker) -> None:
-        self._size, self._make = description_size(model), make
+    def __init__(self, model: nn.Module) -> None:
+        self._size = description_size(model)
         self._listener: Hypernetwork | None = None  # the newest aggregator whose embeddings start from descriptions
         self.by_client: dict[str, Sequence[float]] = {}
 
@@ -141,11 +137,8 @@ class ToldDescriptions:
                 self._listener.describe(client, said)
         return len(fitting) == len(descriptions)
 
-    def make(self, spec: AggregatorSpec, vault: Vault) -> Aggregator:
-        """Make an aggregator that knows what was told."""
-        made = self._make(spec, vault)
-        if isinstance(spec.settings, HypernetworkSettings) and spec.settings.is_described:
-            self._listener = cast("Hypernetwork", made)
-            for client, said in self.by_client.items():
-                self._listener.describe(client, said)
-        return made
+    def tell(self, listener: Hypernetwork) -> None:
+        """Tell a new aggregator what was told, and from now on what devices say."""
+        self._listener = listener
+        for client, said in self.by_client.items():
+            listener.describe(client, said)

@@ -169,7 +169,7 @@ class Hypernetwork(MadeOfSettings):
     _settings: HypernetworkSettings
 
     def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)  # its carrier is not used: the state is in memory here
+        super().__init__(*arguments)
         settings = self._settings
         self._optimiser = optimiser_of(settings)
         self._embedder = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.z_lr))

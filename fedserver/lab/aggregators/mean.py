@@ -13,7 +13,8 @@ Classification", 2019 (momentum). delta is the cohort's mean minus x, and eta, b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -23,19 +24,9 @@ from attune.common.methods.settings.aggregators import MeanSettings, SharedOptim
 from attune.common.wire.header import Manifest, TensorSpec
 from attune.common.wire.tensors import DTYPES
 from attune.fedserver.lab.aggregators import votes
-from attune.fedserver.lab.aggregators.base import (
-    Block,
-    MadeOfSettings,
-    Put,
-    Tensors,
-    Unit,
-    cohort,
-    manifest_in,
-    write,
-)
+from attune.fedserver.lab.aggregators.base import MadeOfSettings, Tensors, cohort, manifest_in, write
 from attune.fedserver.lab.aggregators.votes import gram, stack
 
-PART = "part"
 VALUE, FIRST, SECOND = "value", "first-moment", "second-moment"  # keys of the vault
 
 
@@ -93,7 +84,6 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-GRAM, SHARES = "gram", "shares"
 COLUMNS = 1 << 16  # numbers of a tensor whose rows are sorted at a time
 
 
@@ -105,8 +95,6 @@ class SharedValue(MadeOfSettings):
     """
 
     keys: tuple[str, ...] = (VALUE,)  # each has the tensors of the part; devices are served VALUE
-    reported: tuple[str, ...] = ()
-
     _manifest: Manifest | None = None
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
@@ -127,38 +115,22 @@ class SharedValue(MadeOfSettings):
 
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         if counted := cohort(updates):
-            self._carrier.carry(self, self._vault, counted)
+            with ExitStack() as opened:
+                writers = {key: opened.enter_context(self._vault.writer(key, self._kept(key))) for key in self.keys}
+                for name, mean in self._means(counted):
+                    for key, value in self.apply(name, mean).items():
+                        writers[key].put(name, value)
         return {}
 
-    def units(self) -> list[Unit]:
-        """Return a unit, and a block, for each tensor."""
-        return [Unit(name, (Block(name, (name,)),), applied_here=True) for name in self._known()]
-
-    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
-        """Return the weighted means of these tensors, folded over the whole cohort in the order of names.
-
-        Sums of parts of a cohort would round differently; so a block has all rows and some columns.
-        """
+    def _means(self, updates: Sequence[PartUpdate]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield each tensor's name, and its mean over the cohort."""
         shares = self._shares(updates)
-        return {name: weighted_mean(name, updates, shares) for name in block.names}
+        for name in self._known():
+            yield name, weighted_mean(name, updates, shares)
 
-    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
-        return {name: tensor for partial in partials for name, tensor in partial.items()}
-
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        """Yield the next value of each tensor under each of `keys`: here the mean itself."""
-        for name in block.names:
-            yield VALUE, name, combined[name]
-
-    def completed(self, puts: Iterable[Put], updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        """Yield the values as they are: no other ones follow from them."""
-        return iter(puts)
-
-    def kept(self, updates: Sequence[PartUpdate]) -> dict[str, Manifest]:
-        return {key: self._kept(key) for key in self.keys}
-
-    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
-        return self.keys
+    def apply(self, name: str, mean: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Return the next value of a tensor under each of `keys`: here the mean itself."""
+        return {VALUE: mean}
 
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """No-op: all clients share one value."""
@@ -184,7 +156,7 @@ class Mean(SharedValue):
     of an optimiser along the mean change instead (`stepped`).
 
     With `robust`, a median or a trimmed mean of every number takes the place of the sum (memory: one tensor of all updates), or
-    the mean of the updates that Multi-Krum chooses by the distances of whole updates; for it all blocks are one unit. "clip"
+    the mean of the updates that Multi-Krum chooses by the distances of whole updates, for which they are read twice. "clip"
     changes nothing here: the updates are clipped before they arrive (fedserver.lab.checks).
     """
 
@@ -199,50 +171,32 @@ class Mean(SharedValue):
         for key, tensors in at_start(self._settings, initial).items():
             write(self._vault, key, tensors)
 
-    def units(self) -> list[Unit]:
-        """Return a unit for each tensor; with Multi-Krum one unit, because its choice needs the sums of all blocks."""
-        if self._settings.robust == "multi-krum":
-            return [Unit(PART, tuple(Block(PART, (name,)) for name in self._known()), applied_here=True)]
-        return super().units()
-
-    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
-        """Return what the rule makes of these columns.
-
-        A median and a trimmed mean need all rows of a column, as a sum does. Multi-Krum needs the inner products of these
-        columns, of the differences from the first update.
-        """
-        if self._settings.robust == "multi-krum":
-            floating = [name for name in block.names if DTYPES[manifest_in(updates[0].tensors)[name].dtype].is_floating_point]
-            return {GRAM: gram(stack(updates, floating), exact=True, from_first=True)}
+    def _means(self, updates: Sequence[PartUpdate]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what the rule makes of each tensor: a vote over all its rows, or the mean of the updates that are chosen."""
         if self._settings.robust in ("median", "trimmed-mean"):
-            return {name: self._voted(name, updates) for name in block.names}
-        return super().partial(block, updates)
+            for name in self._known():
+                yield name, self._voted(name, updates)
+        elif self._settings.robust == "multi-krum":
+            chosen = self._chosen(updates)
+            for name in self._known():
+                yield name, weighted_mean(name, chosen, [1 / len(chosen)] * len(chosen))
+        else:
+            yield from super()._means(updates)
 
-    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
-        if self._settings.robust == "multi-krum":
-            G_SS = torch.stack([partial[GRAM] for partial in partials]).sum(dim=0)
-            chosen = votes.multi_krum(G_SS, self._settings.attackers, updates[0].absent)
-            shares_S = torch.zeros(len(updates), dtype=torch.float64)
-            shares_S[chosen] = 1 / len(chosen)
-            return {SHARES: shares_S}
-        return super().combine(unit, partials, updates)
+    def _chosen(self, updates: Sequence[PartUpdate]) -> list[PartUpdate]:
+        """Return the updates that Multi-Krum chooses, by the inner products of their differences from the first update."""
+        first = manifest_in(updates[0].tensors)
+        columns = ([name] if DTYPES[first[name].dtype].is_floating_point else [] for name in self._known())
+        grams = [gram(stack(updates, names), exact=True, from_first=True) for names in columns]
+        chosen = votes.multi_krum(torch.stack(grams).sum(dim=0), self._settings.attackers, updates[0].absent)
+        return [updates[place] for place in chosen]
 
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
+    def apply(self, name: str, mean: torch.Tensor) -> Mapping[str, torch.Tensor]:
         mix = self._settings.server_mix
-        before = self._vault.read(VALUE) if mix != 1 else {}
-        if SHARES in combined:
-            shares = combined[SHARES].tolist()
-            chosen = [(update, share) for update, share in zip(updates, shares, strict=True) if share]
-            mean = {name: weighted_mean(name, *zip(*chosen, strict=True)) for name in block.names}
-            combined = combined | mean
         if self._settings.shared_optimiser != "none":
             states = {key: self._vault.read(key) for key in self.keys}
-            for name in block.names:
-                state = {key: tensors[name] for key, tensors in states.items() if name in tensors}
-                yield from ((key, name, value) for key, value in stepped(self._settings, state, combined[name]).items())
-            return
-        for name in block.names:
-            yield VALUE, name, combined[name] if mix == 1 else mixed(before[name], combined[name], mix)
+            return stepped(self._settings, {key: state[name] for key, state in states.items() if name in state}, mean)
+        return {VALUE: mean if mix == 1 else mixed(self._vault.read(VALUE)[name], mean, mix)}
 
     def _shares(self, updates: Sequence[PartUpdate]) -> list[float]:
         return shares_of(updates, self._settings.uniform)

@@ -7,36 +7,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MixedSettings
-from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import DTYPES
 from attune.fedserver.lab import accelerator
-from attune.fedserver.lab.aggregators.base import (
-    Block,
-    MadeOfSettings,
-    Put,
-    Tensors,
-    Unit,
-    Vault,
-    cohort,
-    manifest_in,
-    read_into,
-    write,
-)
+from attune.fedserver.lab.aggregators.base import MadeOfSettings, Tensors, Vault, cohort, manifest_in, read_into, write
 from attune.fedserver.lab.aggregators.mean import weighted_mean
 from attune.fedserver.lab.aggregators.stored import CLIENTS, MATRICES, MEAN, UNIT
 from attune.fedserver.lab.aggregators.votes import discounted, gram, limited, mix_, stack
 
 COLD_START, CLIENT = "cold-start", "client/"
-GRAM, WEIGHTS = "gram", "weights"
+Put = Callable[[str, Sequence[torch.Tensor]], None]  # takes a tensor's name, and its next value for each client of the cohort
 
 
 class Mixing(MadeOfSettings):
@@ -49,7 +36,6 @@ class Mixing(MadeOfSettings):
     """
 
     from_first = False  # whether the inner products are of the differences from the cohort's first client
-    reported: tuple[str, ...] = (WEIGHTS,)
 
     _settings: MixedSettings
 
@@ -57,9 +43,6 @@ class Mixing(MadeOfSettings):
         super().__init__(*arguments)
         self._units = self._groups(self._components)
         self._device = accelerator.used()
-        self._manifest: Manifest | None = None
-        self._held: tuple[Block, torch.Tensor] | None = None  # a block's numbers, (S, D)
-        self._before: dict[str, Mapping[str, torch.Tensor]] = {}  # by key, the values before the round that is being closed
         self._served = {key for key in self._vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
 
     @property
@@ -100,86 +83,72 @@ class Mixing(MadeOfSettings):
         counted = cohort(updates)
         if not counted:
             return {}
-        metrics, matrices = {}, Matrices([update.client for update in counted], len(self._units))
-        try:
-            reported = self._carrier.carry(self, self._vault, counted)
-        finally:
-            self._held, self._before = None, {}
-        for unit, combined in reported.items():
-            matrices.add(unit, combined[WEIGHTS])
-            metrics[f"self_attention/{unit}"] = float(combined[WEIGHTS].diagonal().mean())
+        clients = [update.client for update in counted]
+        keys, slots = [self._key(client) for client in clients], [self.slot(client) for client in clients]
+        metrics, matrices, known = {}, Matrices(clients, len(self._units)), len(self._served.union(keys))
+        before = {key: self._vault.read(key) for key in (COLD_START, *slots)}
+        with ExitStack() as opened:
+            manifest = manifest_in(before[COLD_START])
+            writers = {key: opened.enter_context(self._vault.writer(key, manifest)) for key in (*keys, COLD_START)}
+
+            def put(name: str, values: Sequence[torch.Tensor]) -> None:
+                """Write a tensor of each client, and its mean over all clients."""
+                for key, value in zip(keys, values, strict=True):
+                    writers[key].put(name, value)
+                old = _one_after_the_other((before[slot] for slot in slots), name, values[0])
+                writers[COLD_START].put(name, moved(before[COLD_START][name], values, old, known))
+
+            for unit, groups in self._units.items():
+                A_SS = self._mix(groups, counted, put)
+                matrices.add(unit, A_SS)
+                metrics[f"self_attention/{unit}"] = float(A_SS.diagonal().mean())
         matrices.write(self._vault)
-        self._served.update(self._key(update.client) for update in counted)
+        self._served.update(keys)
         return metrics
 
-    def kept(self, updates: Sequence[PartUpdate]) -> dict[str, Manifest]:
-        if self._manifest is None:
-            self._manifest = manifest_in(self._vault.read(COLD_START))
-        return dict.fromkeys([*(self._key(update.client) for update in updates), COLD_START], self._manifest)
-
-    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
-        return sorted({COLD_START, *(self.slot(update.client) for update in updates)})
-
-    def units(self) -> list[Unit]:
-        """Return a block for each group of tensors."""
-        return [Unit(unit, tuple(Block(unit, tuple(names)) for names in groups)) for unit, groups in self._units.items()]
-
-    def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
-        """Return the inner products of these columns, (S, S) float64."""
-        X_SD = stack(updates, _floating(block, updates)).to(self._device)
-        if len(self._units[block.unit]) == 1:
-            self._held = block, X_SD  # kept for `apply`, so that the tensors are read only once
-        return {GRAM: gram(X_SD, self.exact, self.from_first).cpu()}
-
-    def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
-        """Return A of the unit, from the sum of its inner products in the order of the blocks."""
+    def _mix(self, groups: Sequence[Sequence[str]], updates: Sequence[PartUpdate], put: Put) -> torch.Tensor:
+        """Mix a unit, hand each tensor's values to `put`, and return A. The numbers of one group are in memory at a time."""
         G_SS = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-        for partial in partials:
-            G_SS += partial[GRAM]
+        held: torch.Tensor | None = None
+        for names in groups:
+            products_SS, held = self._products(names, updates, keep=len(groups) == 1)
+            G_SS += products_SS
+        A_SS = self._limited(G_SS, updates)
+        for names in groups:
+            self._mix_group(names, A_SS, updates, held, put)
+        return A_SS
+
+    def _products(
+        self, names: Sequence[str], updates: Sequence[PartUpdate], keep: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the inner products of a group, (S, S) float64; with `keep` its numbers too, so that they are read once."""
+        X_SD = self._numbers(names, updates)
+        return gram(X_SD, self.exact, self.from_first).cpu(), X_SD if keep else None
+
+    def _numbers(self, names: Sequence[str], updates: Sequence[PartUpdate]) -> torch.Tensor:
+        return stack(updates, _floating(names, updates)).to(self._device)
+
+    def _limited(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
+        """Return A of a unit, from its inner products."""
         A_SS = self._weights(G_SS, updates)
         if any(update.fresh != 1 for update in updates):
             A_SS = discounted(A_SS, torch.tensor([update.fresh for update in updates], dtype=torch.float64))
         cap, floor = self._settings.attention_cap, self._settings.self_floor
-        return {WEIGHTS: limited(A_SS, cap, floor) if cap < 1 or floor > 0 else A_SS}
+        return limited(A_SS, cap, floor) if cap < 1 or floor > 0 else A_SS
 
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        """Yield A X: for each tensor the values of all clients, one after the other."""
-        keys = [self._key(update.client) for update in updates]
-        for name, values in self._mixed(block, combined[WEIGHTS], updates):
-            yield from ((key, name, value) for key, value in zip(keys, values, strict=True))
-
-    def completed(self, puts: Iterable[Put], updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        """Yield the clients' values, and after those of a tensor its mean over all clients."""
-        slots = [self.slot(update.client) for update in updates]
-        known = len(self._served.union(self._key(update.client) for update in updates))
-        for name, of_name in groupby(puts, key=itemgetter(1)):
-            values = []
-            for put in of_name:
-                yield put
-                values.append(put[2])
-            old = _one_after_the_other(map(self._present, slots), name, values[0])
-            yield COLD_START, name, moved(self._present(COLD_START)[name], values, old, known)
-
-    def _present(self, key: str) -> Mapping[str, torch.Tensor]:
-        """Return a value before the round, which stays open until its end."""
-        if key not in self._before:
-            self._before[key] = self._vault.read(key)
-        return self._before[key]
-
-    def _mixed(
-        self, block: Block, A_SS: torch.Tensor, updates: Sequence[PartUpdate]
-    ) -> Iterator[tuple[str, list[torch.Tensor]]]:
-        """Yield each tensor's name, and its mixed value for each client."""
-        first, names = manifest_in(updates[0].tensors), _floating(block, updates)
-        held, self._held = self._held, None
-        X_SD = held[1] if held is not None and held[0] == block else stack(updates, names).to(self._device)
+    def _mix_group(
+        self, group: Sequence[str], A_SS: torch.Tensor, updates: Sequence[PartUpdate], held: torch.Tensor | None, put: Put
+    ) -> None:
+        """Hand each tensor's name and its mixed values to `put`. `held` has the group's numbers, and is overwritten."""
+        first, names = manifest_in(updates[0].tensors), _floating(group, updates)
+        X_SD = self._numbers(group, updates) if held is None else held
         mix_(X_SD, A_SS)
         pieces_SN = torch.split(X_SD, [math.prod(first[name].shape) for name in names], dim=1)
         for name, piece_SN in zip(names, pieces_SN, strict=True):
-            yield name, [row_N.view(first[name].shape).to(DTYPES[first[name].dtype]).cpu() for row_N in piece_SN]
-        for name in block.names:
+            put(name, [row_N.view(first[name].shape).to(DTYPES[first[name].dtype]).cpu() for row_N in piece_SN])
+        for name in group:
             if name not in names:
-                yield name, [weighted_mean(name, updates, row_S) for row_S in A_SS.tolist()]
+                put(name, [weighted_mean(name, updates, row_S) for row_S in A_SS.tolist()])
 
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Close a round as usual: it moves only the values of its cohort, and the cold start."""
@@ -189,10 +158,10 @@ class Mixing(MadeOfSettings):
         return f"{CLIENT}{client}"
 
 
-def _floating(block: Block, updates: Sequence[PartUpdate]) -> list[str]:
-    """Return the tensors of a block that are mixed by products; integers take weighted means."""
+def _floating(group: Sequence[str], updates: Sequence[PartUpdate]) -> list[str]:
+    """Return the tensors of a group that are mixed by products; integers take weighted means."""
     first = manifest_in(updates[0].tensors)
-    return [name for name in block.names if DTYPES[first[name].dtype].is_floating_point]
+    return [name for name in group if DTYPES[first[name].dtype].is_floating_point]
 
 
 def _one_after_the_other(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.hypernetwork import computes_in, heads_of, initialise, on_wire, optimiser_of
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
-from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, cohort, write
+from attune.fedserver.lab.aggregators.base import cohort, write
 from attune.fedserver.lab.aggregators.mean import VALUE, SharedValue
 
 STEP = "step"
@@ -49,12 +49,10 @@ class SharedNetwork(SharedValue):
         self._write_step(self._step + 1)
         return {WEIGHT: sum(update.weight for update in counted)}
 
-    def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        states, step = {key: self._vault.read(key) for key in self.keys}, self._step + 1
-        for name in block.names:
-            value, *moments = (state[name].clone() for state in states.values())
-            self._optimiser.dense_(value, combined[name], moments, step)
-            yield from ((key, name, tensor) for key, tensor in zip(self.keys, (value, *moments), strict=True))
+    def apply(self, name: str, mean: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        value, *moments = (self._vault.read(key)[name].clone() for key in self.keys)
+        self._optimiser.dense_(value, mean, moments, self._step + 1)
+        return dict(zip(self.keys, (value, *moments), strict=True))
 
     @property
     def _step(self) -> int:

@@ -61,8 +61,10 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
     parts, words = [], missing_words(options)
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         where = f"the {part} part of {raw.name}"
-        y = labels.plain_labels(y if raw.two_classes else options.classes_of(y, raw.name), len(x), f"y of {where}", words=words)
         x = kinds.canonical(x, kind, f"x of {where}")
+        pixels = kinds.positions_of(x, kind) if kind == "images" else ()
+        y = y if raw.two_classes else options.classes_of(y, raw.name)
+        y = labels.plain_labels(y, len(x), f"y of {where}", pixels, words)
         _check_finite(x, kind, f"x of {where}")
         parts.append((x, y))
     (train_x, train_y), (test_x, test_y) = parts

@@ -21,8 +21,8 @@ from attune.common.exchange.transform import (
     TransformSettings,
     Unchanged,
 )
-from attune.common.wire.header import Manifest
-from attune.common.wire.tensors import TensorSource, TensorView, check_manifest
+from attune.common.wire.header import Manifest, check_manifest
+from attune.common.wire.tensors import TensorSource, TensorView
 
 CALLS: list[tuple[str, str]] = []  # (hook, part or device) in the order of the calls in this process
 

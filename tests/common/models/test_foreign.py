@@ -1,7 +1,6 @@
 """Models of other libraries with random weights: their q,k,v, head, norms and blocks are found, and FedTP fits them.
 
-Hugging Face's models are the real ones of the package transformers. timm cannot be imported beside a CPU build of torch (it
-needs torchvision, whose wheels are CUDA builds), so its ViT is written here by hand, attribute by attribute, as in timm 1.0.
+Hugging Face's models are the real ones of the package transformers.
 """
 
 import os
@@ -49,86 +48,6 @@ def hugging_face(name: str) -> nn.Module:
     torch.manual_seed(0)
     made = getattr(transformers, f"{name}For{kind}")(getattr(transformers, f"{name}Config")(**config))
     return LogitsOf(made)
-
-
-class TimmAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.q_norm, self.k_norm = nn.LayerNorm(8), nn.LayerNorm(8)
-        self.attn_drop = nn.Dropout(0.0)
-        self.norm = nn.Identity()
-        self.proj = nn.Linear(WIDTH, WIDTH)
-        self.proj_drop = nn.Dropout(0.0)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        batch, steps, _ = x_BTD.shape
-        q, k, v = self.qkv(x_BTD).view(batch, steps, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = nn.functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
-        out: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, steps, WIDTH))
-        return out
-
-
-class TimmScale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gamma = nn.Parameter(torch.full((WIDTH,), 0.1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gamma
-
-
-class TimmMlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.act, self.drop1 = nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Dropout(0.0)
-        self.norm = nn.Identity()
-        self.fc2, self.drop2 = nn.Linear(HIDDEN, WIDTH), nn.Dropout(0.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(self.act(self.fc1(x)))
-        return out
-
-
-class TimmBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.attn, self.ls1, self.drop_path1 = nn.LayerNorm(WIDTH), TimmAttention(), TimmScale(), nn.Identity()
-        self.norm2, self.mlp, self.ls2, self.drop_path2 = nn.LayerNorm(WIDTH), TimmMlp(), TimmScale(), nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.ls1(self.attn(self.norm1(x)))
-        out: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
-        return out
-
-
-class TimmPatches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.proj, self.norm = nn.Conv2d(1, WIDTH, 4, 4), nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.proj(x).flatten(2).transpose(1, 2)
-        return out
-
-
-class TimmViT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cls_token = nn.Parameter(torch.randn(1, 1, WIDTH))
-        self.reg_token = nn.Parameter(torch.randn(1, 2, WIDTH))
-        self.pos_embed = nn.Parameter(torch.randn(1, 7, WIDTH))
-        self.patch_embed = TimmPatches()
-        self.pos_drop, self.patch_drop, self.norm_pre = nn.Dropout(0.0), nn.Identity(), nn.Identity()
-        self.blocks = nn.Sequential(*(TimmBlock() for _ in range(DEPTH)))
-        self.norm, self.fc_norm, self.head_drop = nn.LayerNorm(WIDTH), nn.Identity(), nn.Dropout(0.0)
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patch_embed(x)
-        x = torch.cat([part.expand(len(x), -1, -1) for part in (self.cls_token, self.reg_token)] + [x], dim=1) + self.pos_embed
-        out: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
-        return out
 
 
 class TorchEncoder(nn.Module):
@@ -182,10 +101,6 @@ CASES: dict[str, Case] = {
         weights("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
         weights("input_layernorm", "post_attention_layernorm"), weights("inner.score"), 1,
     ),
-    "timm": (
-        TimmViT, "blocks.{}.", both("attn.qkv"), both("mlp.fc1", "mlp.fc2"),
-        both("norm1", "norm2", "attn.q_norm", "attn.k_norm"), both("head"), 1,
-    ),
     "torch": (
         TorchEncoder, "encoder.layers.{}.", {"self_attn.in_proj_weight", "self_attn.in_proj_bias"}, both("linear1", "linear2"),
         both("norm1", "norm2"), both("out"), 0,
@@ -217,7 +132,7 @@ def test_fedtp_generates_what_the_model_attends_with(name):
     model = CASES[name][0]().double().eval()
     generated = [tensor for tensor, kind in assign(methods.get("fedtp"), model).items() if kind == "generated"]
     torch.manual_seed(1)
-    x = torch.rand(2, 1, 8, 8, dtype=torch.float64) if name in ("vit", "timm") else torch.randint(2, 30, (2, 5))
+    x = torch.rand(2, 1, 8, 8, dtype=torch.float64) if name == "vit" else torch.randint(2, 30, (2, 5))
     given = {
         tensor: (tensors_of(model)[tensor] + 0.3 * torch.randn_like(tensors_of(model)[tensor])).requires_grad_()
         for tensor in generated

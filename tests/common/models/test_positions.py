@@ -105,7 +105,7 @@ def test_the_leak_is_an_option_that_says_what_it_is():
     [
         ("tokens", (4,), False, {"leaky_targets": True}, "model.leaky_targets: there is nothing to leak"),
         ("tabular", (4,), False, {"leaky_targets": True}, "model.leaky_targets: there is nothing to leak"),
-        ("series", (4, 2), True, {}, "only tokens can have a label for every position, not series"),
+        ("series", (4, 2), True, {}, "only tokens and images can have a label for every position, not series"),
     ],
 )
 def test_what_makes_no_sense_is_refused(kind, shape, per_position, options, message):

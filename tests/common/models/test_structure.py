@@ -54,7 +54,8 @@ def test_the_registry_knows_the_roles_of_every_model():
     known = {name: entry for name, entry in registry.MODELS.items() if entry.roles is not None}
     for name, entry in known.items():
         for kind in entry.kinds:
-            model = registry.build(registry.default_spec(kind, shapes[kind], 2, 9, name, {}), 0)
+            spec = registry.default_spec(kind, shapes[kind], 2, 9, name, {}, per_position=entry.labels_pixels)
+            model = registry.build(spec, 0)
             assert frozenset().union(*roles(model).values()) == entry.roles
 
 

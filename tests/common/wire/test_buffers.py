@@ -7,8 +7,8 @@ import torch
 from attune.common.errors import LimitExceeded
 from attune.common.wire import malformed as bad
 from attune.common.wire.digest import digest_of
-from attune.common.wire.header import TensorSpec
-from attune.common.wire.tensors import check_finite, check_manifest, manifest_of
+from attune.common.wire.header import TensorSpec, check_manifest
+from attune.common.wire.tensors import check_finite, manifest_of
 from attune.fedclient.link.transfer import ReceiveBuffer
 from tests.raising import malformed
 

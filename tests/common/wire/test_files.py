@@ -16,8 +16,8 @@ from attune.common.wire import malformed as bad
 from attune.common.wire.blobs import Buffer, Target
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import Blob, TensorFile, TensorWriter, read_tensors, write_tensors
-from attune.common.wire.header import TensorSpec
-from attune.common.wire.tensors import DTYPES, bytes_of, check_manifest, manifest_of
+from attune.common.wire.header import TensorSpec, check_manifest
+from attune.common.wire.tensors import DTYPES, bytes_of, manifest_of
 from attune.fedserver.lab.aggregators.stored import ArrayFile
 from tests.raising import malformed
 

@@ -99,29 +99,6 @@ def test_the_reader_has_what_the_writer_says_that_arrives(tmp_path: Path, based:
         assert torch.equal(tensors[name] - found[name], error)
 
 
-def refused(tmp_path: Path, spoilt: Tensors) -> str:
-    with on_file(tmp_path, spoilt) as file, pytest.raises(Malformed) as caught:
-        list(decoded(file, file.manifest, "int8", manifest_of(some(1)), None, "kiel").values())
-    assert "kiel" in str(caught.value)
-    return str(caught.value.kind)
-
-
-@pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0])
-def test_a_scale_that_is_none_is_refused(tmp_path: Path, scale: float) -> None:
-    written = encode(some(1), "int8").tensors
-    written[int8.SCALES][1] = scale
-    assert refused(tmp_path, written) == "bad-scale"
-
-
-def test_another_number_of_scales_or_of_values_is_refused(tmp_path: Path) -> None:
-    written = encode(some(1), "int8").tensors
-    assert refused(tmp_path, written | {int8.SCALES: written[int8.SCALES][1:]}) == "wrong-shape"
-    assert refused(tmp_path, written | {"a": written["a"][1:]}) == "wrong-shape"
-    assert refused(tmp_path, written | {"a": written["a"].float()}) == "wrong-dtype"
-    assert refused(tmp_path, {name: tensor for name, tensor in written.items() if name != int8.SCALES}) == "missing-tensor"
-    assert refused(tmp_path, some(1)) == "missing-tensor"
-
-
 def test_an_update_that_is_not_finite_spoils_none_that_follow() -> None:
     written = encode({"w": torch.tensor([math.inf, 1.0, math.nan])}, "int8")
     assert not written.tensors[int8.SCALES].isfinite().all()

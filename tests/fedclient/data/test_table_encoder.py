@@ -204,12 +204,6 @@ def test_a_file_without_schema_says_so(tmp_path: Path) -> None:
         ReadOptions.of(schema=str(tmp_path / "s.json"))
 
 
-def test_a_profile_without_schema_has_the_bytes_that_it_had(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{n / 3},{n % 2}\n" for n in range(20)))
-    text = msgspec.json.encode(load_shard(tmp_path / "t.csv").profile())
-    assert b"schema" not in text and b"proposal" not in text
-
-
 @pytest.mark.parametrize(
     ("factor", "verdict"),
     [(1, "fits"), (10, "factor 10"), (0.01, "factor 10"), (1 / 2.54, "factor 2.54"), (2.54, "factor 2.54"), (1.8, "differs")],

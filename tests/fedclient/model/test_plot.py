@@ -16,11 +16,11 @@ from attune.common.errors import NoModel, SettingError, ShapeMismatch, ShardErro
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Scale
+from attune.features.finished.drawings import attentions, effective, over_patches, rollout
+from attune.features.finished.model_plots import PICTURES, plot, titles
 from attune.fedclient.cli import main
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.model import artifact, drawings
-from attune.fedclient.model.drawings import attentions, effective, over_patches, rollout
-from attune.fedclient.model.plots import PICTURES, plot, spread, titles
+from attune.fedclient.model import artifact
 from tests.pictures import Page, check_pictures
 
 TINY = {"width": 8, "heads": 2, "depth": 2, "patch": 2}
@@ -81,30 +81,6 @@ def test_the_maps_numbers_are_the_rollouts(tmp_path):
         assert float(row[3]) == pytest.approx(np.exp(-(share * np.log(share)).sum()), abs=6e-5)
 
 
-def test_all_maps_have_one_scale_in_equal_shares_with_a_colour_bar():
-    """Expect 4 equal shares for a map with all attention on one of four patches, and 1 everywhere for an even one."""
-    maps = np.array([[[0.7, 0.0], [0.0, 0.0]], [[0.1, 0.1], [0.1, 0.1]]])
-    images = np.zeros((2, 4, 4, 1), dtype=np.float32)
-    section = drawings.rollouts(images, [0, 1], ["a", "b"], [drawings.RolloutPanel("model", maps, ["a", "b"])])
-    overlays = [axes.images[1] for axes in section.picture.figure.axes if len(axes.images) == 2]
-    assert [image.get_clim() for image in overlays] == [(0, 4), (0, 4)]
-    assert np.allclose(overlays[1].get_array(), 1.0)
-    assert any(axes.get_ylabel() == "attention, in equal shares" for axes in section.picture.figure.axes)
-
-
-def test_models_side_by_side_are_told_apart(tmp_path):
-    homes = [model(tmp_path / "a"), model(tmp_path / "b", "fedtp", seed=1), model(tmp_path / "c", name="c", kept="common")]
-    data = shard(tmp_path / "shard")
-    plot([*homes, homes[0] / "model"], data, tmp_path / "out", 2, ())
-    page = check_pictures(tmp_path / "out", ALL)
-    assert {row[0] for row in page.rows if len(row) == 6} - {"model"} == {
-        "fedavg (a) 1",
-        "fedtp",
-        "fedavg, common model",
-        "fedavg (a) 4",
-    }
-
-
 def test_what_a_model_is_called():
     info = [
         SimpleNamespace(title=title, name=name)
@@ -132,20 +108,6 @@ def test_a_model_without_attention_has_the_other_pictures(tmp_path):
         plot([home], data, tmp_path / "again", 2, ("rollout",))
 
 
-def test_a_rollout_is_over_images(tmp_path):
-    home, data = model(tmp_path / "home", kind="transformer", shape=(6,)), shard(tmp_path / "shard", shape=(6,))
-    with pytest.raises(SettingError, match="over images, and this model takes tabular"):
-        plot([home], data, tmp_path / "out", 2, ("rollout",))
-
-
-def test_coloured_and_noisy_images_are_shown(tmp_path):
-    home, data = model(tmp_path / "home", shape=(5, 4, 3)), shard(tmp_path / "shard", shape=(5, 4, 3))
-    with np.load(data / "test.npz") as test:
-        np.savez(data / "test.npz", x=20 * test["x"] - 10, y=test["y"])
-    plot([home], data, tmp_path / "out", 2, ("rollout",))
-    check_pictures(tmp_path / "out", {"rollout"})
-
-
 def test_what_does_not_fit_says_so(tmp_path):
     home, data = model(tmp_path / "home"), shard(tmp_path / "shard")
     with pytest.raises(NoModel, match="no finished model"):
@@ -157,12 +119,6 @@ def test_what_does_not_fit_says_so(tmp_path):
     np.savez(data / "test.npz", x=np.empty((0, 4, 6, 1), dtype=np.float32), y=np.empty(0, dtype=np.int64))
     with pytest.raises(ShardError, match="no test samples"):
         plot([home], data, tmp_path / "out", 2, ())
-
-
-def test_samples_are_spread_over_classes():
-    true = np.array([1, 1, 0, 1, 2, 0])
-    assert spread(true, 4) == [2, 5, 0, 4], "the first of 0, 1 and 2, then the second of 0; in the order of classes"
-    assert spread(true, 99) == [2, 5, 0, 1, 3, 4]
 
 
 def test_patches_in_effect_by_hand():
@@ -235,17 +191,6 @@ def test_numbers_are_drawn_in_their_unit_with_the_errors_in_the_page(tmp_path):
         for k, row in enumerate(mine):
             by_hand = [np.abs(error[:, k]).mean(), np.sqrt((error[:, k] ** 2).mean()), error[:, k].mean()]
             assert [float(cell) for cell in row[4:]] == pytest.approx(by_hand, abs=6e-5)
-
-
-def test_a_perfect_and_a_hopeless_number():
-    """Expect R2 1 for perfect predictions, and 1 - 9 for 3 too much with a deviation of 1; NaN is left out."""
-    true = np.array([[1.0], [2.0], [4.0]])
-    models = [drawings.Predicted(name, true + more, np.ones(1)) for name, more in (("right", 0.0), ("wrong", 3.0))]
-    section = drawings.predicted(true, ["y"], [*models, drawings.Predicted("lost", true * np.inf, np.ones(1))])
-    assert section.table.rows[:2] == [["right", "y", 3, 1.0, 0.0, 0.0, 0.0], ["wrong", "y", 3, -8.0, 3.0, 3.0, 3.0]]
-    for axes in section.picture.figure.axes:
-        assert axes.get_xlim() == axes.get_ylim()
-        assert all(np.isfinite(axes.get_xlim()))
 
 
 def test_several_labels_have_an_accuracy_each(tmp_path):

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import t as student_t
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import roc_auc_score, roc_curve
 
+from attune.common.metrics import FALSE_RATES
 from attune.common.statistics import Z
-from attune.fedclient.work.auroc import aurocs, interval, newcombe, rarer
+from attune.fedclient.work.auroc import aurocs, interval, newcombe, rarer, sensitivities
 
 Floats = npt.NDArray[np.float64]
 INTERVAL = {"auroc_low": 0.0, "auroc_high": 1.0}
@@ -88,6 +89,30 @@ def test_the_p_value_of_few_cases_counts_every_swap_of_the_models(rows: list[tup
         differences.append(abs(areas[0] - areas[1]))
     expected = np.mean(np.array(differences) >= differences[0] - 1e-9)
     assert measured(kept_N, alone_N, event_N)["auroc_p_alone"] == pytest.approx(expected)
+
+
+def test_sensitivities_by_hand() -> None:
+    """Let one of two events score 0.9, above all ten others, and one 0.5, with a fifth of the others below it and none beside.
+
+    The first is called before any other: half of the events at rates up to 0.8, and both from there on.
+    """
+    score_N = np.array([0.9, 0.5, *[0.8] * 8, *[0.1] * 2])
+    event_N = np.arange(12) < 2
+    curve = dict(zip(FALSE_RATES, sensitivities(score_N, event_N), strict=True))
+    assert curve[0.01] == pytest.approx(0.5, abs=1e-4)
+    assert curve[0.7] == pytest.approx(0.5, abs=1e-4) and curve[0.8] == curve[0.9] == 1.0
+
+
+@given(samples)
+def test_sensitivities_lie_on_the_roc_curve_through_the_devices_thresholds(rows: list[tuple[int, int, bool]]) -> None:
+    score_N, event_N = np.array([row[0] for row in rows], dtype=float), np.array([row[2] for row in rows])
+    false_T, true_T, _ = roc_curve(event_N, score_N, drop_intermediate=False)
+    expected = []
+    for rate in FALSE_RATES:  # the line between the last threshold at or below the rate and the first one above it
+        below, above = np.flatnonzero(false_T <= rate)[-1], np.flatnonzero(false_T > rate)[0]
+        share = (rate - false_T[below]) / (false_T[above] - false_T[below])
+        expected.append(true_T[below] + share * (true_T[above] - true_T[below]))
+    assert sensitivities(score_N, event_N) == pytest.approx(expected, abs=1e-4)
 
 
 def test_alike_copies_in_a_group_count_once() -> None:

@@ -10,12 +10,10 @@ from attune.common.config import TrainSettings
 from attune.common.errors import DiskFull, Forbidden, HomeMismatch, WireError
 from attune.common.exchange.encodings import encode
 from attune.common.exchange.messages import BlobRef, Order
-from attune.common.models.registry import build, default_spec
-from attune.common.models.structure import tensors_of
+from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors
 from attune.common.wire.int8 import SCALES
-from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.executor import Work
@@ -126,12 +124,6 @@ def test_an_order_says_which_tensors_move_and_hands_in_the_change_of_those(make)
     carry_out(make("fedrod", home="two-heads"), Order("train-1-kiel", 1, "train", trains=("personal",)))
 
 
-def test_the_first_weights_are_those_of_the_plans_seed(make):
-    learner = make()
-    expected = tensors_of(build(learner.plan.model, 3))
-    assert all(learner.state.theta[name].equal(expected[name]) for name in expected)
-
-
 def test_a_restart_between_two_orders_changes_nothing(make):
     def rounds(home, restart):
         learner = make("fedmcsa", home=home, mu=0.5)
@@ -233,12 +225,6 @@ def test_a_full_disk_is_said_and_leaves_the_old_state(make, tmp_path, monkeypatc
 def test_an_order_id_that_is_no_folder_name_is_refused(order_id):
     with pytest.raises(WireError):
         check_order_id(order_id)
-
-
-def test_expected_manifest_is_that_of_the_part(make):
-    learner = make()
-    expected = learner.holdings.expected("generated")
-    assert expected == manifest_of({name: t for name, t in learner.state.theta.items() if learner.part_of[name] == "generated"})
 
 
 @pytest.mark.gpu

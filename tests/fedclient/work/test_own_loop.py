@@ -145,16 +145,6 @@ def test_what_goes_wrong_in_a_loop_is_said(train: Any, message: str) -> None:
         attune.simulate(shards(), "fedavg", "mlr", rounds=1, train=train)
 
 
-def test_draws_of_torch_in_a_loop_are_of_the_seed() -> None:
-    def train(model: Any, data: Any, context: Any) -> None:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += torch.randn_like(parameter)
-
-    one, two = (attune.simulate(shards(), "fedavg", "mlr", rounds=2, train=train) for _ in range(2))
-    assert one.digests == two.digests
-
-
 # --- scores of one's own
 
 
@@ -213,24 +203,6 @@ def test_a_language_model_is_judged_by_a_score_of_each_sequence() -> None:
     for row in result.table():
         assert row.accuracy is not None and 0 < row.accuracy < 1
         assert row.accuracy * 10 != round(row.accuracy * 10), "a mean of likelihoods, not a share of sequences"
-
-
-def test_a_metric_of_torchmetrics_for_each_sample_is_a_score() -> None:
-    found = pytest.importorskip("torchmetrics.functional.classification")
-    twice = []
-
-    def of_three(model: Any, data: Any) -> torch.Tensor:
-        """Return the share of positions whose label is among the three likeliest."""
-        scores, y = model(data.x), data.y
-        shares = found.multiclass_accuracy(
-            scores.transpose(1, 2), y, num_classes=len(data.classes), average="micro", top_k=3, multidim_average="samplewise"
-        )
-        by_hand = (scores.topk(3).indices == y[..., None]).any(dim=-1).double().mean(dim=1)
-        twice.append(torch.allclose(shares.double(), by_hand, atol=1e-6))
-        return shares
-
-    attune.simulate(windows(), "fedavg", "transformer", rounds=1, evaluate=of_three, settings=SMALL)
-    assert twice and all(twice)
 
 
 @pytest.mark.parametrize(

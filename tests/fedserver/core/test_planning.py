@@ -9,6 +9,7 @@ import pytest
 from attune.common.config import PrivacySettings, load_settings
 from attune.common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.plan import Plan, Profile
+from attune.fedserver.core import training_length
 from attune.fedserver.core.data_form import agree, check_fits, check_possible
 from attune.fedserver.core.planning import make_plan, reconcile, resolve, why_this_model
 
@@ -238,7 +239,8 @@ def test_devices_with_noise_get_no_batch_statistics() -> None:
         ([1000], 5),  # never fewer than 5
     ],
 )
-def test_the_median_device_takes_fifty_steps_a_round(samples: list[int], epochs: int) -> None:
+def test_the_median_device_takes_fifty_steps_a_round(samples: list[int], epochs: int, monkeypatch) -> None:
+    monkeypatch.setattr(training_length, "MOST_USUAL_EPOCHS", 25)  # tests/conftest.py has another one
     profiles = {f"d{n}": msgspec.structs.replace(IMAGES, samples=count) for n, count in enumerate(samples)}
     assert make_plan(resolve({}), profiles, "f").train.local_epochs == epochs
     assert make_plan(resolve({"train": {"local_steps": 0}}), profiles, "f").train.local_epochs == epochs
@@ -281,15 +283,23 @@ def test_labels_for_every_position_are_in_the_plan_and_everybody_must_have_them(
         check_fits(TEXT, make_plan(resolve({}), {"a": other}, "f"), "odd")
 
 
-def test_only_tokens_have_labels_for_every_position() -> None:
+def test_tokens_and_images_alone_have_labels_for_every_position() -> None:
     check_possible(TEXT, "a")
-    with pytest.raises(SettingError, match="odd declares a label for every position of images"):
-        check_possible(msgspec.structs.replace(IMAGES, per_position=True), "odd")
+    with pytest.raises(SettingError, match="odd declares a label for every position of series"):
+        check_possible(msgspec.structs.replace(IMAGES, kind="series", shape=(8, 2), per_position=True), "odd")
 
 
-def test_a_plan_without_privacy_keeps_its_bytes_and_the_section_is_checked() -> None:
+def test_a_plain_plan_and_profile_have_the_fields_of_version_1_alone() -> None:
+    """Devices compare a plan's bytes: what a federation does not use is not in it."""
     plan = make_plan(resolve({"method": {"name": "fedavg"}, "privacy": {"unit": "none"}}), {"a": IMAGES}, "f")
-    assert b"privacy" not in msgspec.json.encode(plan)
+    first = {"classes", "federation", "method", "method_options", "model", "no_closed_form", "portfolio", "seed", "train"}
+    assert msgspec.json.decode(msgspec.json.encode(plan)).keys() == first
+    fields = msgspec.json.decode(msgspec.json.encode(IMAGES)).keys()
+    assert fields.isdisjoint({"schema", "proposal", "rare", "variant"}) and {"kind", "labels", "samples", "shape"} < fields
+
+
+def test_the_section_on_privacy_is_in_the_plan_and_checked() -> None:
+    plan = make_plan(resolve({"method": {"name": "fedavg"}}), {"a": IMAGES}, "f")
     private = msgspec.structs.replace(plan, privacy=PrivacySettings(unit="example", epsilon=4))
     assert msgspec.json.decode(msgspec.json.encode(private))["privacy"] == {"unit": "example", "epsilon": 4}
     assert msgspec.json.decode(msgspec.json.encode(private), type=Plan) == private

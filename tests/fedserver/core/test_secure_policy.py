@@ -65,8 +65,7 @@ class Fleet:
 
 
 @pytest.mark.parametrize("exchanges", [*((name,) for name in EXCHANGES + SURVEY), EXCHANGES[3:], EXCHANGES, SURVEY])
-@pytest.mark.parametrize("turns", [1, 5])
-@pytest.mark.parametrize("grace_s", [30.0, 300.0])
+@pytest.mark.parametrize(("turns", "grace_s"), [(1, 300.0), (5, 30.0)])
 def test_one_silent_device_of_ten_costs_a_twentieth_of_an_hour_at_most(
     exchanges: tuple[str, ...], turns: int, grace_s: float
 ) -> None:

@@ -112,11 +112,6 @@ def test_devices_that_propose_get_one_schema_in_the_plan() -> None:
         data_form.check_fits(profile(), plan, "late")
 
 
-def test_a_plan_without_schema_has_the_bytes_that_it_had() -> None:
-    plan = make_plan(resolve({"method": {"name": "fedavg"}}), {"a": profile()}, "f")
-    assert plan.schema is None and b"schema" not in msgspec.json.encode(plan)
-
-
 def test_one_device_alone_brings_no_schema() -> None:
     profiles = {"kiel": profile(schema=site(h=Column("number"))), "lund": profile(site()), "oslo": profile(site())}
     with pytest.raises(SettingError, match="declare the schema in the settings"):

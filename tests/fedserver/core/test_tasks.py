@@ -5,7 +5,7 @@ import pytest
 
 from attune.common.errors import SettingError, ShapeMismatch
 from attune.common.methods.registry import get, names
-from attune.common.plan import Columns, Plan, Profile, Scale
+from attune.common.plan import Columns, Profile, Scale
 from attune.fedserver.core.data_form import agree, check_declared, check_fits, check_possible
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.lab.declared import check_declared as check_settings
@@ -44,17 +44,10 @@ def test_the_plan_folds_the_targets_of_all_devices() -> None:
     assert make_plan(FEDAVG, {"a": SEVERAL}, "f").classes == ["cough", "ache"], "in the order of y's columns"
 
 
-def test_a_plan_of_classes_says_nothing_of_tasks() -> None:
-    """Keep the bytes of version 1, so that older devices read the plan and a running federation continues."""
-    text = msgspec.json.encode(make_plan(FEDAVG, {"a": CLASSES}, "f"))
-    assert b"task" not in text and b"targets" not in text
-    assert msgspec.json.decode(text, type=Plan).task == "classes"
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"task": "classes"}, "declares the task classes with sums"),
+        ({"task": "classes"}, "declares sums of targets that its shard cannot have"),
         ({"targets": Columns(9, [5.0], [40.0])}, "sums of targets that its shard cannot have"),
         ({"targets": Columns(10, [5.0, 1.0], [40.0, 1.0])}, "cannot have"),
         ({"targets": Columns(10, [1e200], [40.0])}, "cannot have"),

@@ -12,6 +12,7 @@ import numpy as np
 from attune.common.config import PrivacySettings, RoundSettings
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMessage, StatisticsReport, StatisticsRequest
+from attune.common.plan import DataSettings
 from attune.common.protocol import MASKED, MASKED_SCALE
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
@@ -26,10 +27,9 @@ from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import InlineExecutors
-from attune.fedserver.federation.exchanger import ExchangeAccount
-from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.steps import Clock, Turns
 from attune.fedserver.federation.streams import Stream, Streams
+from attune.fedserver.federation.survey import Survey
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.simulation.in_process import InlineWorker
 from attune.simulation.memory import MemoryBlobs
@@ -61,7 +61,6 @@ class Accounted:
         self.settings, self.round = SimpleNamespace(round=settings), Round(connected=frozenset(names))
         self.rules = Rules(settings, Synchronous(settings, 0, secure=True))
         self.attempted, self.exchanged = list[Attempted](), list[Exchanged]()
-        self.account = ExchangeAccount(cast(Any, self), self.note)
 
     @property
     def charged(self) -> list[tuple[str, list[str]]]:
@@ -72,6 +71,20 @@ class Accounted:
         self.round = step(self.rules, self.round, event).state
         (self.attempted if isinstance(event, Attempted) else self.exchanged).append(event)  # type: ignore[attr-defined]
         return False
+
+
+def survey_of(
+    streams: Streams,
+    privacy: PrivacySettings | None = None,
+    data: DataSettings | None = None,
+    blobs: MemoryBlobs | None = None,
+    books: Accounted | None = None,
+) -> Survey:
+    """Return the survey of a server."""
+    state: Any = books or Accounted()
+    state.settings.privacy, state.settings.data = privacy or PrivacySettings(), data or DataSettings()
+    state.streams, state.storage, state.executors = streams, SimpleNamespace(blobs=blobs or MemoryBlobs()), InlineExecutors()
+    return Survey(state, "fed", state.note)
 
 
 class MaskedSite:
@@ -115,7 +128,7 @@ class MaskedFleet:
     def begin(self) -> None:
         """Begin a process of the server with what is durable alone."""
         self.streams, self.books = Streams(), Accounted()
-        self.survey = MaskedSurvey(self.privacy, "fed", self.streams, self.blobs, InlineExecutors(), self.books.account)
+        self.survey = survey_of(self.streams, self.privacy, blobs=self.blobs, books=self.books)
         for name, site in self.sites.items():
             known = (MASKED, MASKED_SCALE) if site.options.disclose else ()
             self.streams.enter(Stream(name, site.shard.profile, known=known))

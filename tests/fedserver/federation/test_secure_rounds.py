@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,7 +26,8 @@ class Site(Accounted):
         super().__init__(NAMES)
         self.cohort, self.silent = Cohort(), silent or {}
         self.asked: list[tuple[str, str]] = []
-        self.rounds = SecureRounds(privacy, FEDERATION, self, self.turns, self.note, self.account)  # type: ignore[arg-type]
+        self.settings.privacy, self.streams = privacy, self
+        self.rounds = SecureRounds(cast(Any, self), FEDERATION, self.note)  # type: ignore[arg-type]
 
     def send(self, name: str, message: SecureMessage) -> None:
         """Take the place of `Streams.send`: the device answers in the next step of the loop."""

@@ -13,22 +13,19 @@ from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
 from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
 from attune.common.plan import DataSettings, Profile
-from attune.common.privacy.noisy_statistics import NoisyLayout, NoisySums
 from attune.common.protocol import NOISY_STATISTICS, STATISTICS
-from attune.common.site_statistics import Centre, ColumnSums, SiteSketches, SiteSums
+from attune.common.site_statistics import Centre, ColumnSums, NoisyLayout, NoisySums, SiteSketches, SiteSums
 from attune.fedclient.data.site_sums import sketch_of
 from attune.fedserver.federation import survey
 from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.federation.survey import SILENT, TOO_MUCH, TOO_OLD, Survey, without_statistics
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
-from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
-from tests.fedserver.federation.masked_fleet import Accounted
+from tests.fedserver.federation.masked_fleet import Accounted, survey_of
 
 PROFILE = Profile("tabular", (1,), ["no", "yes"], 10, 2, column_names=["age"])
 NOISY = NoisySums(12, 2.0, [5.0, 7.5])
-ASKS = NoisyQuestions(
-    "fed", PrivacySettings(unit="example", epsilon=4.0, statistics_epsilon=1.0), DataSettings(classes=["no", "yes"])
-)
+ASKS = PrivacySettings(unit="example", epsilon=4.0, statistics_epsilon=1.0)
+CLASSES = DataSettings(classes=["no", "yes"])
 AGES = np.arange(12.0)
 SUMS = SiteSums(12, {"age": ColumnSums(12, 0, 5.5, 143.0)}, [6, 6])
 Answer = Callable[[StatisticsRequest], StatisticsReport | None]
@@ -48,15 +45,14 @@ def surveyed(
     odd: Answer | None,
     known: tuple[str, ...] = (STATISTICS, NOISY_STATISTICS),
     patience_s: float = 5.0,
-    noisy: NoisyQuestions | None = None,
+    noisy: PrivacySettings | None = None,
     books: Accounted | None = None,
 ) -> FleetStatistics:
     """Return the statistics of five honest devices and of Eve, who answers so, or not at all."""
 
     async def run() -> FleetStatistics:
         streams = Streams()
-        private = "" if noisy is None else without_statistics(noisy.privacy)
-        fleet = Survey(streams, private, (books or Accounted()).account, noisy=noisy)
+        fleet = survey_of(streams, noisy, CLASSES, books=books)
         answers: dict[str, Answer | None] = dict.fromkeys((f"d{number}" for number in range(5)), honest)
         answers["eve"] = odd
         for name in answers:
@@ -69,7 +65,7 @@ def surveyed(
                 question = await stream.next()
                 assert isinstance(question, StatisticsRequest)
                 if answer is not None and (report := answer(question)) is not None:
-                    fleet.answered(name, report)
+                    fleet.reported(name, report)
 
         tasks = [asyncio.create_task(device(name, answer)) for name, answer in answers.items()]
         try:
@@ -109,7 +105,7 @@ def test_a_device_that_answers_wrongly_is_left_out_by_name(odd: Answer | None, w
 def test_a_device_that_has_a_new_stream_meanwhile_is_asked_again() -> None:
     async def run() -> FleetStatistics:
         streams = Streams()
-        fleet = Survey(streams, "", Accounted().account)
+        fleet = survey_of(streams)
         for name in "abcde":
             streams.enter(Stream(name, PROFILE, known=(STATISTICS,)))
         asked = asyncio.create_task(fleet.run((), 5.0))
@@ -128,11 +124,11 @@ def test_a_device_that_has_a_new_stream_meanwhile_is_asked_again() -> None:
 async def _answers(fleet: Survey, name: str, stream: Stream) -> None:
     question: Any = await stream.next()
     report: Any = honest(question)
-    fleet.answered(name, report)
+    fleet.reported(name, report)
 
 
 @pytest.mark.parametrize("noisy", [None, ASKS])
-def test_a_device_that_was_silent_in_a_survey_is_not_waited_for_in_the_next(noisy: NoisyQuestions | None) -> None:
+def test_a_device_that_was_silent_in_a_survey_is_not_waited_for_in_the_next(noisy: PrivacySettings | None) -> None:
     books = Accounted()
     for _ in range(4):
         assert surveyed(None, patience_s=2.0, noisy=noisy, books=books).without == {"eve": SILENT}
@@ -141,7 +137,7 @@ def test_a_device_that_was_silent_in_a_survey_is_not_waited_for_in_the_next(nois
 
 
 @pytest.mark.parametrize(("known", "noisy"), [((), None), ((STATISTICS,), ASKS)])
-def test_an_older_device_is_not_asked(known: tuple[str, ...], noisy: NoisyQuestions | None) -> None:
+def test_an_older_device_is_not_asked(known: tuple[str, ...], noisy: PrivacySettings | None) -> None:
     """It would not know the layout of noisy statistics, and would answer without noise."""
     assert surveyed(None, known=known, noisy=noisy).without == {"eve": TOO_OLD}
 
@@ -154,14 +150,14 @@ def test_answers_that_are_too_large_together_are_left_out(monkeypatch: pytest.Mo
 
 
 def test_an_answer_without_a_question_is_dropped() -> None:
-    fleet = Survey(Streams(), "", Accounted().account)
-    fleet.answered("eve", StatisticsReport("", b"{}"))
+    fleet = survey_of(Streams())
+    fleet.reported("eve", StatisticsReport("", b"{}"))
     assert "has 0" in repr(fleet)
 
 
 def test_a_column_that_no_device_has_is_an_error() -> None:
     with pytest.raises(SettingError, match="no connected device has a column 'height'"):
-        aio.run(Survey(Streams(), "", Accounted().account).run(("height",), 1.0))
+        aio.run(survey_of(Streams()).run(("height",), 1.0))
 
 
 def test_noisy_answers_are_added_up_with_their_error() -> None:
@@ -179,5 +175,5 @@ def test_a_device_without_a_noisy_answer_is_excused() -> None:
 @pytest.mark.parametrize(("unit", "why"), [("group", "set privacy.statistics_epsilon"), ("client", "privacy.clip bounds")])
 def test_beside_noise_a_refusal_names_the_setting_that_allows_noisy_statistics(unit: Any, why: str) -> None:
     with pytest.raises(SettingError, match=why):
-        aio.run(Survey(Streams(), without_statistics(PrivacySettings(unit=unit)), Accounted().account).run((), 1.0))
+        aio.run(survey_of(Streams(), PrivacySettings(unit=unit)).run((), 1.0))
     assert without_statistics(PrivacySettings()) == ""

@@ -299,6 +299,8 @@ def test_the_next_run_has_the_members_and_nothing_of_the_run_before(storage: Sto
         await ledger.refuse(Refusal("eve", "bad-token", "no", 5.0), keep=3)
         await ledger.note_variants({"a": "small", "b": ""})
         await ledger.note_variants({"b%": "large"})
+        await ledger.note_tags({"device a": "ward", "token t1": "icu"})
+        await ledger.note_tags({"device a": ""})
         await ledger.end_run(Record(phase=Phase.DONE, round=2), {"round": {"rounds": 2}})
         ended = await ledger.snapshot()
         assert ended.variants == {"a": "small", "b": "", "b%": "large"}
@@ -306,6 +308,7 @@ def test_the_next_run_has_the_members_and_nothing_of_the_run_before(storage: Sto
         await ledger.begin_run("second", {"seed": 3})
         found = await ledger.snapshot()
         assert (found.run, found.leaving, found.overrides, found.record) == ("second", True, {"seed": 3}, Record())
+        assert found.tags == await ledger.tags() == {"device a": "", "token t1": "icu"}, "they stay from run to run"
         assert (found.plan, found.slots, found.rows, found.refusals, found.variants) == (None, (), (), (), {})
         assert found.devices == (
             DeviceRecord("a", "key", enrolled_at=1.0, founder=True, token="t1"),

@@ -88,8 +88,7 @@ async def test_a_decision_goes_on_when_its_caller_vanishes_after_the_line_in_the
 
         monkeypatch.setattr(server.ledger, "note", slow)
         registrar = SimpleNamespace(refresh=refresh, authority=SimpleNamespace(public_key_compressed=b"k" * 33))
-        nobody = cast(Any, None)
-        service = AdminService(server.coordinator, server.members, cast(Any, registrar), admin, server.ledger, nobody)
+        service = AdminService(server.coordinator, cast(Any, registrar), admin, server.ledger)
         await vanish(call(service, token.id), noted, goes_on)
         async with aio.timeout(10):
             while not await done(server):  # noqa: ASYNC110 (the ledger tells nobody)
@@ -128,7 +127,7 @@ async def test_a_certificate_is_issued_to_its_end_when_the_device_vanishes(call:
 
     registrar = SimpleNamespace(enrol=issue, renew=issue, authority=SimpleNamespace(certificate_pem=b"of the authority"))
     members, nobody = SimpleNamespace(readmit=readmitted.append), cast(Any, None)
-    service = FederationService(cast(Any, members), nobody, cast(Any, registrar), nobody, nobody, Turns())
+    service = FederationService(cast(Any, members), nobody, cast(Any, registrar), nobody, Turns())
     CALLER.set(Caller("device", "ada", "print"))
     request = {"enrol": EnrolRequest("ada", b"csr"), "renew": b"csr"}[call]
     await vanish(getattr(service, call)(request, nobody), begun, goes_on)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from attune.common import hardware
 from attune.fedserver import process
 from attune.fedserver.rpc import connection_limiter, server
 from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, address_of, let_in, shut, sockets
@@ -143,7 +144,7 @@ async def test_the_guard_gives_memory_back_once_and_maps_small_blocks_before_the
     mapped: list[int] = []
     keeper = ConnectionLimiter(Bounds.of(4096), 10.0)
     monkeypatch.setattr(connection_limiter, "LOOK_S", 0.0)
-    monkeypatch.setattr(process, "return_free_memory", lambda: ended.append(keeper.ended))
+    monkeypatch.setattr(hardware, "return_free_memory", lambda: ended.append(keeper.ended))
     monkeypatch.setattr(process, "map_blocks", mapped.append)
 
     nobody = SimpleNamespace(tell=print, set=print, clear=print, show=print)

@@ -52,8 +52,7 @@ def test_a_stream_ends_with_its_certificate(busy: bool, retired: bool) -> None:
         connect=lambda name, hello, process: context.stream, disconnect=lambda stream: None, rival=lambda *_: None
     )
     pulses = DevicePulses(2.0)
-    nobody = SimpleNamespace(connected=lambda name: None)
-    service = FederationService(members, nobody, nobody, pulses, nobody, Turns())  # type: ignore[arg-type]
+    service = FederationService(members, None, None, pulses, Turns())  # type: ignore[arg-type]
     known = Caller("device", "ada", "f", float("inf"), {"f": ends}) if retired else Caller("device", "ada", "f", ends)
 
     async def main() -> None:

@@ -69,7 +69,7 @@ def play(first: Context, second: Context) -> tuple[str, list[str]]:
     """Return how the second process fares, and the troubles at that time."""
     members = RealStreams()
     pulses = DevicePulses(EVERY_S)
-    service = FederationService(members, None, None, pulses, SimpleNamespace(connected=str), Turns())  # type: ignore[arg-type]
+    service = FederationService(members, None, None, pulses, Turns())  # type: ignore[arg-type]
 
     async def main() -> tuple[str, list[str]]:
         CALLER.set(Caller("device", "ada", "f"))

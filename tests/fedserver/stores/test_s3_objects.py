@@ -10,7 +10,7 @@ from attune.common.errors import LedgerBusy
 
 pytest.importorskip("obstore")
 
-from attune.features.remote.s3_objects import S3Access, S3Objects
+from attune.features.remote.s3_objects import S3Objects
 
 
 class Missing(BaseHTTPRequestHandler):
@@ -37,7 +37,7 @@ def objects() -> Iterator[S3Objects]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Missing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "c", "AWS_ALLOW_HTTP": "true"}
-        yield S3Objects(S3Access("s3://bucked/x", keys | {"AWS_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}))
+        yield S3Objects("s3://bucked/x", keys | {"AWS_ENDPOINT": f"http://127.0.0.1:{server.server_port}"})
         server.shutdown()
 
 

@@ -12,27 +12,18 @@ from hypothesis import strategies as st
 
 from attune.common.config import PrivacySettings
 from attune.common.errors import UpdateRefused
-from attune.common.exchange.messages import FixedSurvivors
 from attune.common.plan import DataSettings
-from attune.common.secure.masked_sums import added, packed
 from attune.common.site_statistics import Centre, ColumnSketch, SiteSketches, bucket_value
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.site_sums import site_sketches, site_sums, sketch_of
-from attune.fedclient.masked_disclosing import slots_of
 from attune.fedclient.read_options import ReadOptions
-from attune.fedserver.surveys.fleet_statistics import (
-    FleetStatistics,
-    centres_of,
-    check_sketches,
-    check_sums,
-    fleet_statistics,
-    survival_columns,
-)
+from attune.fedserver.surveys.answers import check_sketches
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.fedserver.surveys.kaplan_meier import KaplanMeier, kaplan_meier
-from attune.fedserver.surveys.masked_statistics import KeptSum, SumReader, layout_of
-from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
+from attune.fedserver.surveys.layouts import Asks, masked_layout, noisy_layout, survival_columns
 from attune.fedserver.view.statistics_page import lines_of, write_page
+from tests.fedserver.surveys.fleet import clear, masked
 
 SURVIVAL = ReadOptions.of(task="survival")
 Rows = npt.NDArray[np.float64]  # (N, 2): times and events
@@ -49,18 +40,8 @@ def shards_of(sites: Sequence[Rows]) -> dict[str, Shard]:
     return {f"d{n}": shard_of(f"d{n}", (x[: len(y)], y), SURVIVAL).load() for n, y in enumerate(sites)}
 
 
-def surveyed(sites: Sequence[Rows]) -> tuple[FleetStatistics, Centre | None]:
-    """Return what two passes over these devices show, and the centre of the times."""
-    shards = shards_of(sites)
-    profiles = {name: shard.profile() for name, shard in shards.items()}
-    sums = {name: site_sums(shard) for name, shard in shards.items()}
-    pair = survival_columns(profiles.values())
-    centres = centres_of(sums, survival=pair)
-    sketches = {name: site_sketches(shard, centres) for name, shard in shards.items()}
-    for name in shards:
-        check_sums(sums[name], profiles[name])
-        check_sketches(sketches[name], sums[name], centres, pair)
-    return fleet_statistics(sums, sketches, profiles, {}), centres.get("time time")
+def surveyed(sites: Sequence[Rows]) -> FleetStatistics:
+    return clear(shards_of(sites))
 
 
 def bounds(joined: Rows, found: KaplanMeier, error: Sequence[float]) -> list[tuple[float, float]]:
@@ -93,9 +74,10 @@ def test_twenty_devices_agree_with_lifelines_on_the_joined_tables() -> None:
     lifelines = pytest.importorskip("lifelines")
     sites = [cohort(site) for site in range(20)]
     joined = np.concatenate(sites)
-    report, centre = surveyed(sites)
-    found = report.survival
-    assert found is not None and centre is not None and len(found.times) > 10
+    report = surveyed(sites)
+    found, times = report.survival, report.columns["time time"]
+    assert found is not None and times.mean and times.deviation and len(found.times) > 10
+    centre = Centre(times.mean, times.deviation)
     assert (report.columns["time time"].rows, report.columns["event event"].rows) == (1200, joined[:, 1].sum())
     happened = joined[joined[:, 1] > 0, 0]
     assert report.columns["event event"].mean == pytest.approx(happened.mean(), rel=1e-12)
@@ -118,16 +100,16 @@ def test_twenty_devices_agree_with_lifelines_on_the_joined_tables() -> None:
 
 
 def test_what_too_few_devices_or_rows_stand_behind_is_withheld() -> None:
-    assert surveyed([cohort(site) for site in range(4)])[0].survival is None
+    assert surveyed([cohort(site) for site in range(4)]).survival is None
     sites = [cohort(site) for site in range(6)]
     for site in sites[:2]:
         site[:, 1] = 0
-    assert surveyed(sites)[0].survival is None, "events on four devices"
+    assert surveyed(sites).survival is None, "events on four devices"
     sites = [cohort(site) for site in range(6)]
     for number, site in enumerate(sites):
         site[:, 1] = 0
         site[: 1 + (number < 3), 1] = 1
-    assert surveyed(sites)[0].survival is None, "nine events"
+    assert surveyed(sites).survival is None, "nine events"
     shards = shards_of([cohort(site) for site in range(2)])
     profiles = [shards["d0"].profile(), msgspec.structs.replace(shards["d1"].profile(), labels=["weeks", "died"])]
     assert survival_columns(profiles) == [] and survival_columns(profiles[1:]) == ["time weeks", "event died"]
@@ -171,14 +153,12 @@ def test_a_device_that_counts_more_events_than_rows_is_refused() -> None:
 def test_a_masked_sum_has_the_same_survival_by_the_rules_of_its_histograms() -> None:
     sites = [cohort(site) for site in range(6)]
     shards = shards_of(sites)
-    layout, without = layout_of("fed", {name: shard.profile() for name, shard in shards.items()}, ())
+    layout, without = masked_layout(
+        Asks("fed", PrivacySettings(), DataSettings()), {name: shard.profile() for name, shard in shards.items()}, ()
+    )
     assert without == {} and list(layout.columns) == ["column 1", "time time", "event event"]
     assert layout.features == ["column 1"] and layout.targets == []
-    number = bytes(layout.size)
-    for shard in shards.values():
-        number = added(number, packed(layout, slots_of(shard, layout)))
-    names = tuple(shards)
-    reader = SumReader(KeptSum("1", layout, FixedSurvivors(3, (), names, names), number, is_masked=False))
+    reader = masked(shards, layout)
     found = reader.statistics((), {}).survival
     assert found is not None and min(found.events) >= 10
     for value, (later, earlier) in zip(
@@ -191,12 +171,12 @@ def test_a_masked_sum_has_the_same_survival_by_the_rules_of_its_histograms() -> 
 def test_noise_on_the_devices_names_survival_as_withheld() -> None:
     profile = shards_of([cohort(0)])["d0"].profile()
     privacy = PrivacySettings(unit="example", noise=1.0, statistics_epsilon=1.0, ranges=[(0.0, 1.0)])
-    layout, withheld = NoisyQuestions("fed", privacy, DataSettings()).layout({"a": profile}, ())
+    layout, withheld = noisy_layout(Asks("fed", privacy, DataSettings()), {"a": profile}, ())
     assert list(layout.columns) == ["column 1"] and "survival cannot be trained with noise" in withheld["survival"]
 
 
 def test_the_page_has_a_table_and_a_picture(tmp_path) -> None:
-    report, _ = surveyed([cohort(site) for site in range(6)])
+    report = surveyed([cohort(site) for site in range(6)])
     text = "\n".join(lines_of(report))
     assert "at risk" in text and "360" in text
     written = [path.name for path in write_page(tmp_path, report)]

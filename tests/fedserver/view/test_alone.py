@@ -1,11 +1,10 @@
 """Ordinary models alone in every view of the server, from reports that are made by hand."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attune.common.pictures.figures import Picture, Section
+from attune.common.pictures.figures import Section
 from attune.features.pictures import plot_accuracy, plot_devices
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.planning import resolve
@@ -88,46 +87,6 @@ def test_the_page_names_the_rival_and_has_no_column_that_is_empty() -> None:
     assert rows["best ordinary model alone (scikit-learn), latest: over all test samples"] == 0.5
     assert rows["what clients keep, latest: over all test samples"] == 0.5
     assert rows["clients that keep the best ordinary model"] == 2
-
-
-def labels(axes: Any) -> list[str]:
-    return list(axes.get_legend_handles_labels()[1])
-
-
-def test_the_pictures_have_the_models_that_were_reported_and_no_others() -> None:
-    for rows, alone in ((ROWS, True), (OLDER, False)):
-        for section in (plot_devices.clients(summary_of(rows)), plot_accuracy.curves(summary_of(rows))):
-            assert section.picture is not None
-            assert ("best ordinary model alone" in labels(section.picture.figure.axes[0])) == alone
-            assert "a network trained alone" not in labels(section.picture.figure.axes[0])
-
-
-def test_local_training_stands_above_the_state_that_it_began_from() -> None:
-    """Expect that a model after round 1, which has 0.2, is not drawn beside what is served after it, which has 0.4."""
-    section = plot_accuracy.curves(summary_of(ROWS))
-    assert section.picture is not None and section.table is not None
-    lines = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in section.picture.figure.axes[0].lines}
-    assert lines["as served, before local training"] == [(0, 0.1), (1, 0.4), (2, 0.3)]
-    assert lines["after local training from there"] == [(0, 0.2), (1, 0.5)]
-    assert section.table.rows[0][:7] == [0, 2, 0.1, 0.1, 2, 0.2, 0.2]
-
-
-def test_no_legend_lies_over_a_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    summary, pictures = summary_of(ROWS), []
-    for module in (plot_devices, plot_accuracy, compare_views):
-        monkeypatch.setattr(module, "Picture", lambda *made: pictures.append(made[1]) or Picture(*made))
-    for draw in (plot_devices.clients, plot_accuracy.curves):
-        draw(summary)
-    runs = [RunData(name, "", summary, ROWS) for name in "xy"]
-    compare_views.write(compared(runs), runs, tmp_path)
-    assert len(pictures) == 3
-    for figure in pictures:
-        figure.draw_without_rendering()
-        legends = [*figure.legends, *(axes.legend_ for axes in figure.axes if axes.legend_)]
-        assert legends
-        for box in (legend.get_window_extent() for legend in legends):
-            assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
-            assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
 
 
 @pytest.mark.parametrize("rows", [ROWS, OLDER])

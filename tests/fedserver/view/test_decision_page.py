@@ -1,5 +1,6 @@
 """`fedserver report`: three hospitals with 4 % events get a page of what can be said, offline; hostile words are escaped."""
 
+import itertools
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 import attune
 from attune.common.config import PrivacySettings
 from attune.common.errors import HomeMismatch, NoModel
-from attune.common.metrics import METRICS
+from attune.common.metrics import FALSE_RATES, METRICS
+from attune.common.plan import ONE_MEAN
 from attune.common.statistics import strongest
-from attune.fedserver.view.report import page_of
+from attune.features.report.report_page import page_of
+from attune.fedserver.view.homes import render_status
 from attune.simulation.result import SimulationResult
 
 QUESTION = "Should Kiel, Lund and Oslo predict readmission together?"
@@ -100,6 +103,39 @@ def test_three_hospitals_get_their_aurocs_tests_pooled_effect_and_what_left(
     assert ["numbers of samples", "server, readers of the dashboard", "sent"] in left
     assert ["training", "fedavg, 2 of 2 rounds"] in made
     assert sum(name == "class" and value in ("better", "worse", "unclear") for name, value in page.attributes) == 4
+
+
+def test_the_sites_roc_curves_and_their_mean_are_drawn(hospitals: tuple[SimulationResult, Path], tmp_path: Path) -> None:
+    result, _ = hospitals
+    rocs = [row.roc for row in result._outcome.snapshot.rows if row.work == "evaluate" and row.round == 2]
+    assert len(rocs) == 3 and all(len(roc[kind]) == len(FALSE_RATES) for roc in rocs for kind in ("kept", "alone"))
+    page = Page(result.report(tmp_path / "report.html").read_text("utf-8"))
+    lines: dict[str | None, list[str]] = {}
+    for (name, kind), (_, drawn) in itertools.pairwise(page.attributes):
+        if name == "class" and kind and kind.startswith(("kept", "alone")):
+            lines.setdefault(kind, []).append(str(drawn))
+    assert {kind: len(drawn) for kind, drawn in lines.items()} == {
+        "kept site": 3,
+        "alone site": 3,
+        "kept mean": 1,
+        "alone mean": 1,
+    }
+    for kind in ("kept", "alone"):
+        at_tenth = np.mean([roc[kind][FALSE_RATES.index(0.1)] for roc in rocs])
+        assert f"{at_tenth:.2f} by " in page.text
+        assert f"{56 + 320 * 0.1:.1f} {6 + 320 * (1 - at_tenth):.1f}" in lines[f"{kind} mean"][0]
+    assert "the mean of 3 sites, each counted once" in page.text
+
+
+def test_under_masks_no_curve_leaves_and_plan_and_page_say_what_masked_sums_give(tmp_path: Path) -> None:
+    shards = {name: hospital(seed) for seed, name in enumerate("abc")}
+    settings = {"privacy.secure_aggregation": True, "privacy.secure_devices": 3, "train.local_epochs": 1}
+    result = attune.simulate(shards, "fedavg", "mlr", 1, settings=settings, baseline="alone", progress=False)
+    assert all(row.roc == {} for row in result._outcome.snapshot.rows), "masked sums give means alone"
+    assert any(row.auroc_kept is not None for row in result._outcome.snapshot.rows), "evaluations are as usual"
+    assert result.status["score"].endswith(ONE_MEAN) and ONE_MEAN in render_status(result.status)
+    page = Page(result.report(tmp_path / "report.html").read_text("utf-8"))
+    assert f"How sites' ROC curves lie: {ONE_MEAN}." in page.text
 
 
 def test_the_page_needs_no_network_and_no_script_and_has_dark_phone_and_print_styles(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -19,7 +18,6 @@ from attune.common.pictures import figures
 from attune.common.pictures.figures import PageTable, Picture, Section, natural, short, write
 from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import write_tensors
-from attune.features.pictures import plot_clients
 from attune.features.pictures import plots as plot
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import Record
@@ -181,42 +179,6 @@ def test_the_page_begins_with_who_is_helped_and_ends_with_the_papers_figures(fed
     assert [row[4] for row in table] == ["better", "better", "unclear", "worse"]
 
 
-def drawn_with(monkeypatch, module):
-    """Return a list of the figures that are made from now on."""
-    figures = []
-
-    def kept(name, figure):
-        figures.append(figure)
-        return Picture(name, figure)
-
-    monkeypatch.setattr(module, "Picture", kept)
-    return figures
-
-
-@pytest.mark.parametrize("clients", [3, 30])
-def test_attention_has_one_scale_from_0_to_1_with_an_equal_share_marked(monkeypatch, clients):
-    """Check that weights that differ by 1.5 % of an equal share look alike: less than three of 256 colours apart."""
-    figures = drawn_with(monkeypatch, plot_clients)
-    names = [f"c{i}" for i in range(clients)]
-    nearly_SS = np.full((clients, clients), 1 / clients)
-    nearly_SS[0, :2] *= [1.015, 0.985]
-    plot_clients.attention({"a": nearly_SS, "b": np.eye(clients)}, names, {}, "now")
-    (figure,) = figures
-    images = [axes.images[0] for axes in figure.axes if axes.images]
-    assert {(image.norm.vmin, image.norm.vmax) for image in images} == {(0.0, 1.0)}
-    shades = images[0].norm(nearly_SS)
-    assert float(shades.max() - shades.min()) * 256 < 2.5
-    (bar,) = [axes for axes in figure.axes if axes.get_ylabel() == "weight"]
-    assert 1 / clients in [pytest.approx(line.get_ydata()[0]) for line in bar.lines]
-    assert any(text.get_text() == "equal share" for text in bar.texts)
-
-
-def test_a_large_sigma_leaves_everyone_alone(federation, tmp_path):
-    federation("fedmcsa", clients=3, sigma=1e4).plot(tmp_path / "out", "attention")
-    page = check_pictures(tmp_path / "out", {"attention"})
-    assert page.row("head") == ["head", "1.0000", "1.0000"]
-
-
 def test_the_attention_is_exported_too(federation, tmp_path):
     fed = federation("fedmcsa", clients=2)
     export_home(fed.home, tmp_path / "export")
@@ -273,18 +235,6 @@ def test_groups_are_the_declared_classes_where_some_clients_share_them(federatio
     assert plot.by_classes({"a": "0", "b": "1"}) == {}, "nor does a group for each"
 
 
-def test_marks_at_one_place_stay_visible(federation, monkeypatch):
-    """Common and own model agree on the last devices only; the mark below is larger, so that it is seen as a ring."""
-    assert figures.ringed([[0.1, 0.5], [0.2, 0.5], [0.5, None]], 4) == [4 * figures.RING, 4, 4]
-    assert figures.ringed([[0.5], [0.5], [0.5]], 4) == [9, 6, 4]
-    kept = drawn_with(monkeypatch, plot.plot_devices)
-    fed = federation(clients=4)
-    fed.evaluate((10, 10), (1, 9), (10, 0), (12, 2))  # the first one's own model has the accuracy of its local one
-    plot.clients(plot.PictureSource.of_home(fed.home))
-    sizes = {line.get_label(): line.get_markersize() for line in kept[0].axes[0].lines if line.get_label()[0] != "_"}
-    assert sizes["a network trained alone"] > sizes["its own model, by federation"] == sizes["common model"]
-
-
 @pytest.mark.parametrize("form", ["pdf", "svg"])
 def test_pictures_of_other_forms_are_the_same_each_time(federation, tmp_path, form):
     fed = federation(clients=2)
@@ -306,12 +256,6 @@ def test_a_page_escapes_and_keeps_the_order(tmp_path):
     assert page.rows == [["x"], ["0.5000"], [""], ["3"]]
 
 
-def test_many_clients_still_make_pictures(federation, tmp_path):
-    lines = federation("fedtp+mcsa", clients=45, rounds=1).plot(tmp_path / "out")
-    check_pictures(tmp_path / "out", {"accuracy", "attention", "embeddings"})
-    assert len(lines) == 5
-
-
 def test_names_sort_by_their_numbers_and_lose_what_all_begin_with():
     assert natural(["s10", "s2", "a", "10", "9"]) == ["9", "10", "a", "s2", "s10"]
     assert short(["host-shard1", "host-shard12"]) == ["shard1", "shard12"]
@@ -328,10 +272,3 @@ def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
     page = check_pictures(tmp_path / "out", {"accuracy"})
     assert page.heads[0] == "Who is helped?"
     assert "Not known to the server: devices have compared nothing yet" in page.text
-
-
-def test_a_name_with_letters_that_the_font_lacks_is_drawn_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
-    figure = figures.new(2, 2)
-    figure.suptitle("東京")
-    assert figures.file_of(figure).startswith(b"\x89PNG")
-    assert [str(warning.message) for warning in recwarn] == []

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from attune.common.config import RoundSettings
-from attune.fedserver.core.accuracy import accuracies, comparisons, latest_metrics, no_better_than, over_all, summary
+from attune.fedserver.core.accuracy import accuracies, comparisons, latest_metrics, no_better_than, summary
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import Report
 from attune.fedserver.view.homes import render_status
@@ -28,17 +28,6 @@ def test_served_is_before_local_training_and_the_latest_counts():
 def test_trained_is_after_local_training_or_of_the_last_evaluation():
     assert accuracies(ROWS, "trained") == {"a": (0.7, 10), "b": (0.9, 30)}
     assert accuracies(ROWS[:3], "trained") == {"a": (0.7, 10), "b": (0.6, 30)}
-
-
-def test_both_averages():
-    found = over_all({"a": (0.5, 10), "b": (0.9, 30)})
-    assert found == pytest.approx({"mean_over_clients": 0.7, "over_samples": (5 + 27) / 40})
-
-
-def test_nothing_known_is_null_not_zero():
-    assert accuracies([train(1, "a", None, None)], "served") == {}
-    assert over_all({}) is None
-    assert over_all({"a": (0.5, 0)}) is None
 
 
 def test_who_is_no_better_than_a_constant_answer():
@@ -129,16 +118,6 @@ def test_training_that_cannot_reach_its_quorum_is_waiting(connected, reported, s
     assert state_of(record, connected, reported, RoundSettings(min_clients=2), served=served) == expected
 
 
-def test_adapting_waits_for_one_newcomer_only():
-    record = Record(phase=Phase.TRAINING, devices=("x", "y"), cohort=("x", "y"), adapting={"x": 0, "y": 0})
-    states = [state_of(record, who, set(), RoundSettings(min_clients=2), served=True) for who in ({"x"}, {"a"})]
-    assert states == ["training", "waiting"]
-
-
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.AGGREGATING, Phase.DONE, Phase.FAILED])
 def test_other_phases_are_said_as_they_are(phase):
     assert state_of(Record(phase=phase), set(), set(), RoundSettings(), served=True) == str(phase)
-
-
-def test_evaluating_is_part_of_training_for_the_operator():
-    assert state_of(Record(phase=Phase.EVALUATING), set(), set(), RoundSettings(), served=True) == "training"

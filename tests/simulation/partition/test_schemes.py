@@ -228,18 +228,6 @@ def test_pachinko_gives_everyone_the_same_number(dataset_of):
     assert all((train < 1000).all() and (test >= 1000).all() for train, test in zip(parts.train, parts.test, strict=True))
 
 
-def test_pachinko_concentration(dataset_of):
-    # For p ~ Dir(alpha) over G classes E[sum p^2] = (alpha + 1) / (G alpha + 1); the first client meets full stocks.
-    data = with_coarse(dataset_of, [(400, 100)] * 12, np.repeat(np.arange(6), 2))
-    for alpha in (0.3, 30.0):
-        share = []
-        for seed in range(60):
-            parts = partition(data, "pachinko", 20, seed=seed, alpha=alpha)
-            count_C = parts.counts("train")[0] + parts.counts("test")[0]
-            share.append(((count_C.reshape(6, 2).sum(axis=1) / 300) ** 2).sum())
-        assert np.mean(share) == pytest.approx((alpha + 1) / (6 * alpha + 1), rel=0.12)
-
-
 def test_pachinko_draws_by_hand():
     parent, rng = np.array([0, 0, 1]), np.random.default_rng(0)
     everything = draw(np.array([1.0, 0.0]), np.array([0.5, 0.5, 1.0]), parent, np.array([3, 2, 4]), 7, rng)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.fedclient.work.portfolio.evaluators import LEAST, evaluator
-from attune.fedclient.work.portfolio.fitting import NAMES, Samples, fits_for
+from attune.fedclient.work.portfolio.fitting import NAMES, TREES, Samples, fits_for
 
 
 @st.composite
@@ -52,14 +52,14 @@ def spread(probability, classes, outputs):
     return whole
 
 
-@settings(max_examples=20)  # each fits two forests of 100 trees
+@settings(max_examples=20)  # each fits two forests
 @given(data("classes"))
 def test_classes_have_scikit_learns_probabilities(drawn):
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
 
     samples, x = drawn
-    forest = RandomForestClassifier(100, random_state=0).fit(samples.x, samples.y)
+    forest = RandomForestClassifier(TREES, random_state=0).fit(samples.x, samples.y)
     wanted = spread(forest.predict_proba(x), forest.classes_, 7)
     assert ours("forest", samples, x, 7) == pytest.approx(wanted, abs=1e-5)
     known = np.unique(samples.y)
@@ -71,7 +71,7 @@ def test_classes_have_scikit_learns_probabilities(drawn):
         assert ours("logistic", samples, x, 7) == pytest.approx(spread(model.predict_proba(new), known, 7), abs=1e-5)
 
 
-@settings(max_examples=20)  # each fits two forests of 100 trees
+@settings(max_examples=20)  # each fits two forests
 @given(data("regression"))
 def test_numbers_are_scikit_learns(drawn):
     from sklearn.ensemble import RandomForestRegressor
@@ -81,12 +81,12 @@ def test_numbers_are_scikit_learns(drawn):
     y = samples.y[:, 0] if samples.y.shape[1] == 1 else samples.y
     trained, new = scaled(samples, x)
     ridge = RidgeCV(alphas=np.logspace(-2, 4, 13)).fit(trained, samples.y).predict(new)
-    forest = RandomForestRegressor(100, random_state=0).fit(samples.x, y).predict(x)
+    forest = RandomForestRegressor(TREES, random_state=0).fit(samples.x, y).predict(x)
     assert ours("ridge", samples, x, samples.y.shape[1]) == pytest.approx(ridge.reshape(len(x), -1), abs=1e-4)
     assert ours("forest", samples, x, samples.y.shape[1]) == pytest.approx(forest.reshape(len(x), -1), abs=1e-4)
 
 
-@settings(max_examples=20)  # each fits two forests of 100 trees
+@settings(max_examples=20)  # each fits two forests
 @given(data("multilabel"))
 def test_labels_have_scikit_learns_probabilities(drawn):
     from sklearn.ensemble import RandomForestClassifier
@@ -101,7 +101,7 @@ def test_labels_have_scikit_learns_probabilities(drawn):
             wanted = np.full(len(x), y[0])
         assert ours("logistic", samples, x, samples.y.shape[1])[:, label] == pytest.approx(wanted, abs=1e-5)
     y = samples.y[:, 0] if samples.y.shape[1] == 1 else samples.y
-    forest = RandomForestClassifier(100, random_state=0).fit(samples.x, y)
+    forest = RandomForestClassifier(TREES, random_state=0).fit(samples.x, y)
     tables, known = forest.predict_proba(x), forest.classes_
     tables, known = (tables, known) if isinstance(tables, list) else ([tables], [known])
     for label, (table, classes) in enumerate(zip(tables, known, strict=True)):

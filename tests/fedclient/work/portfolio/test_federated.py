@@ -1,5 +1,7 @@
 """The closed form as models of a device, against independent calculations in numpy."""
 
+from statistics import variance
+
 import numpy as np
 import pytest
 import torch
@@ -21,11 +23,11 @@ from attune.common.methods.ridge import (
 from attune.common.models.closed_form import PIXELS
 from attune.common.models.registry import default_spec
 from attune.common.wire.tensors import manifest_of
+from attune.fedclient.data.holdout import folds_of
 from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.portfolio.evaluators import LEAST, evaluator
 from attune.fedclient.work.portfolio.federated import DRAWS, NEAREST, SHARPNESS, FederatedRidge
 from attune.fedclient.work.portfolio.fitting import Samples
-from attune.fedclient.work.portfolio.folds import folds_of
 from attune.fedclient.work.portfolio.portfolio import Portfolio, fitted_on
 
 NONE, D = np.zeros(0, np.intp), 501  # D: features, with the constant
@@ -44,8 +46,8 @@ def served(seed: int = 1, strength: float = 1.0) -> dict[str, torch.Tensor]:
 
 
 def features(ridge: FederatedRidge, x: np.ndarray) -> np.ndarray:
-    """Return z(x) in numpy, with the frequencies and phases of the module."""
-    F, p = ridge._module.frequency.double().numpy(), ridge._module.phase.double().numpy()
+    """Return z(x) in numpy, with its frequencies and phases."""
+    F, p = (ridge._features[name].double().numpy() for name in ("frequency", "phase"))
     random = np.cos((x.astype("f8") - PIXELS[0]) / PIXELS[1] @ F + p) * np.sqrt(2 / len(p))
     return np.concatenate([random, np.ones((len(x), 1))], axis=1)
 
@@ -141,7 +143,14 @@ def test_a_federated_model_is_never_what_the_device_would_take_alone() -> None:
     assert set(portfolio.candidates).isdisjoint(DRAWS), "the portfolio itself is as before"
     shares = {name: fit.probability for name, fit in together.fits.items()}
     own = {name: shares[name] for name in portfolio.candidates}
-    assert portfolio.gained is None and together.gained == leave_one_out(shares) - leave_one_out(own) > 1.0
+    assert portfolio.gained == (None, None)
+    gain_N = (leave_one_out(shares) - leave_one_out(own)).tolist()
+    assert together.gained == pytest.approx((sum(gain_N), (20 * variance(gain_N)) ** 0.5)) and sum(gain_N) > 1.0
+    pairs = np.arange(20) // 2
+    grouped = Portfolio(together._models, samples._replace(groups=pairs), NONE, 3, torch.device("cpu"))
+    gain_N = (leave_one_out(shares, groups=pairs) - leave_one_out(own, groups=pairs)).tolist()
+    gain_G = [gain_N[first] + gain_N[first + 1] for first in range(0, 20, 2)]
+    assert grouped.gained == pytest.approx((sum(gain_G), (10 * variance(gain_G)) ** 0.5)), "a group is one piece of evidence"
 
 
 @pytest.mark.parametrize("scores", [None, np.log([[0.98, 0.01, 0.01]])])
@@ -151,4 +160,20 @@ def test_models_that_know_nothing_more_gain_nothing(scores: np.ndarray | None) -
     like = portfolio._models[portfolio.chosen]
     made = like.scores if scores is None else torch.from_numpy(np.repeat(scores, 20, axis=0)).float()
     together = portfolio.joined({"closed-form": type(like)(like.tensors, made)})
-    assert together.gained is not None and together.gained < 0.5
+    gain, error = together.gained
+    assert gain is not None and error is not None and gain < 0.5 and error > 0.0
+
+
+def test_alone_the_only_sample_of_a_class_is_a_guess_among_all_classes() -> None:
+    """Both models are alike elsewhere, so each weighs a half, and one gain of d among ten has the standard error d."""
+    samples = images(10)._replace(y=np.array([0, 1, 0, 1, 0, 1, 0, 1, 0, 2]))
+    (name, model), *_ = fitted_on(samples, 3, NONE).items()
+    right = np.log(np.eye(3)[np.minimum(samples.y, 1)] * 0.7 + 0.1)
+    alone, joined = (
+        torch.from_numpy(np.vstack([right[:9], last])).float() for last in ([0.0, 0.0, -99.0], np.log([0.1, 0.1, 0.8]))
+    )
+    portfolio = Portfolio({name: type(model)(model.tensors, alone)}, samples, NONE, 3, torch.device("cpu"))
+    together = portfolio.joined({"closed-form": type(model)(model.tensors, joined)})
+    share_C = np.array([0.1, 0.1, 0.8]) ** together.fits["closed-form"].sharpness
+    d = np.log(share_C[2] / share_C.sum() / 2) - np.log(1 / 3)
+    assert together.gained == pytest.approx((d, d), abs=1e-4) and d > 0.0

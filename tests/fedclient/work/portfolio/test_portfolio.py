@@ -7,13 +7,13 @@ import torch
 from attune.common.config import TrainSettings
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
+from attune.fedclient.data.holdout import folds_of
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.orders import FittedInMemory, MemoryOrders
 from attune.fedclient.work.portfolio import portfolio as module
 from attune.fedclient.work.portfolio.fitting import Samples
-from attune.fedclient.work.portfolio.folds import folds_of
 from attune.fedclient.work.portfolio.portfolio import FittedModel, Portfolio, fitted_on, portfolio_of
 from attune.fedclient.work.state import FolderOrders
 

@@ -13,11 +13,11 @@ from attune.common.methods.private_training import check_private
 from attune.common.methods.registry import configured_from
 from attune.common.plan import ModelSpec, Plan
 from attune.common.privacy.accountant import NoisySteps, epsilon_of, noise_for
-from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
+from attune.common.site_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.data.lazy_shard import shard_of
-from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.site_sums import unit_sums
 from attune.fedclient.gate import PrivacyLimits
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.private.ledger import BudgetSpent, PrivacyLedger

@@ -53,14 +53,11 @@ def test_a_mixture_on_two_processors_would_be_found(on_gpu):
     ("made", "settings"), [(Mcsa, AttentionSettings()), (HeurAmp, HeurAmpSettings()), (Amp, AmpSettings(sigma=1.0))]
 )
 def test_a_mixed_cohort_comes_back_from_the_gpu(on_gpu, made, settings):
-    aggregator, cohort = made(settings, MemoryVault(), 0, PARTS), updates()
-    aggregator.start({"a": torch.randn(5, 2), "b": torch.randn(7)})
-    for unit in aggregator.units():
-        partials = [aggregator.partial(block, cohort) for block in unit.blocks]
-        assert devices(partial["gram"] for partial in partials) == {"cpu"}, "sums of blocks are taken where the round is held"
-        combined = aggregator.combine(unit, partials, cohort)
-        for block in unit.blocks:
-            assert devices(value for _, _, value in aggregator.apply(block, combined, cohort)) == {"cpu"}
+    aggregator, cohort, mixed = made(settings, MemoryVault(), 0, PARTS), updates(), []
+    for groups in aggregator._units.values():
+        A_SS = aggregator._mix(groups, cohort, lambda name, values: mixed.extend(values))
+        assert A_SS.device.type == "cpu", "weights are made where the round is held"
+    assert devices(mixed) == {"cpu"} and len(mixed) == 2 * len(cohort)
     assert aggregator._device == GPU
 
 

@@ -7,10 +7,7 @@ import torch
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.transform import PartUpdate
-from attune.common.wire.files import TensorFile, read_tensors, write_tensors
-from attune.fedserver.lab.aggregators.base import MemoryVault
-from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
-from tests.fedserver.lab.aggregators.conftest import KINDS, SHAPES
+from attune.common.wire.files import TensorFile, write_tensors
 
 SAMPLES = {"ann": 30, "bob": 10, "cyd": 60}
 
@@ -142,45 +139,7 @@ def test_a_failure_while_reading_leaves_the_state_as_it_was(bench, new_bench, id
     assert identical(bench.state(), other.state())
 
 
-def sent(tensors, folder):
-    """Return tensors as they come out of another process: through the bytes of a file."""
-    write_tensors(folder / "sent", tensors)
-    return read_tensors(folder / "sent")
-
-
-def test_a_round_can_be_carried_out_by_others_in_pieces(bench, new_bench, identical, tmp_path, monkeypatch):
-    """Take the partials from a second aggregator over an empty vault, in the opposite order, and the values likewise."""
-    if isinstance(bench.aggregator, Hypernetwork):
-        pytest.skip("its rounds are carried out whole")
-    alone = new_bench(bench.kind)
-    one = bench.aggregator
-    asked = []
-    combine = one.combine
-
-    def elsewhere():
-        return KINDS[bench.kind](MemoryVault())
-
-    def partials_from_elsewhere(unit, partials, updates):
-        found = {block: sent(elsewhere().partial(block, updates), tmp_path) for block in reversed(unit.blocks)}
-        asked.append(unit.name)
-        return sent(combine(unit, [found[block] for block in unit.blocks], updates), tmp_path)
-
-    def values_from_elsewhere(block, combined, updates):
-        for key, name, value in elsewhere().apply(block, combined, updates):
-            yield key, name, sent({"value": value}, tmp_path)["value"]
-
-    monkeypatch.setattr(one, "partial", lambda block, updates: {})
-    monkeypatch.setattr(one, "combine", partials_from_elsewhere)
-    if not any(unit.applied_here for unit in one.units()):
-        monkeypatch.setattr(one, "apply", values_from_elsewhere)
-    for number, samples in enumerate([SAMPLES, {"ann": 5, "cyd": 7}]):
-        assert alone.play(number, samples) == bench.play(number, samples)
-    assert asked == 2 * [unit.name for unit in one.units()]
-    assert sorted({name for unit in one.units() for block in unit.blocks for name in block.names}) == sorted(SHAPES)
-    assert identical(bench.state(), alone.state())
-
-
-def test_blocks_are_read_from_files_as_from_memory(bench, new_bench, identical, tmp_path):
+def test_updates_are_read_from_files_as_from_memory(bench, new_bench, identical, tmp_path):
     other = new_bench(bench.kind)
     for number in range(2):
         with ExitStack() as opened:

@@ -153,7 +153,7 @@ def test_a_recipe_has_the_same_bytes_in_every_process(tmp_path) -> None:
 @pytest.mark.parametrize("lie", [1e308, -1e101, math.inf, math.nan])
 def test_numbers_of_which_no_mean_can_be_made_are_no_description(lie: float) -> None:
     model = build(ModelSpec("dnn", "tabular", (3,), 2, options={"hidden": [4]}), 0)
-    told = ToldDescriptions(model, lambda spec, vault: None)  # type: ignore[arg-type, return-value]
+    told = ToldDescriptions(model)
     said = [1.0] * description_size(model)
     assert told.take({"ada": said})
     assert not told.take({"eve": [lie, *said[1:]]})

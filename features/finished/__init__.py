@@ -1,0 +1,1 @@
+"""Pictures of finished models' answers, and a watch for their drift."""

@@ -1,0 +1,1 @@
+"""One offline page about a run for people who decide."""
