@@ -1,4 +1,4 @@
-"""The same tasks on the same machine by Attune's simulation, a loop of plain PyTorch, and the simulations of others: `make beside`.
+"""The same tasks on this machine by Attune's simulation, a loop of plain PyTorch, and others' simulations: `make beside`.
 
 Others have environments of their own, which `--env NAME=PYTHON` names; contenders without one are left out.
 Contenders run one after the other, several times in turn, so that other work of the machine affects all. A round's wall and
@@ -111,7 +111,8 @@ def main(
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     report: dict[str, Any] = {
         "what": "a round of FedAvg: wall and processor seconds, medians; times: of ours, stacked",
-        "devices": devices, "rounds": rounds, "steps": task.STEPS, "batch": task.BATCH, "repeats": repeats, "machine": machine(),
+        "devices": devices, "rounds": rounds, "steps": task.STEPS, "batch": task.BATCH, "repeats": repeats,
+        "machine": machine(),
         "versions": {name: version(path, MODULES[name]) for name, path in named(env).items()},
     }  # fmt: skip
     for name in tasks or task.SHAPES:

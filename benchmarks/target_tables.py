@@ -35,7 +35,8 @@ def beside() -> Iterator[str]:
             taken, times = (report[task][part][contender]["processor_s"] for part in ("medians", "times"))
             cells += [f"{taken:.3f} s", f"{times:.2f}", f"{100 * report[task]['medians'][contender]['accuracy']:.1f} %"]
         rows.append((contender, *cells))
-    yield from table(("", *(f"{name}, {what}" for name in ("MLR", "CNN") for what in ("a round", "times ours", "accuracy"))), rows)
+    heads = (f"{name}, {what}" for name in ("MLR", "CNN") for what in ("a round", "times ours", "accuracy"))
+    yield from table(("", *heads), rows)
 
 
 def _read(name: str) -> Any:

@@ -50,7 +50,8 @@ def main() -> None:
     @server.main()
     def run(grid: Grid, context: Context) -> None:
         strategy = Stamped(fraction_evaluate=0.0, min_train_nodes=len(devices), min_available_nodes=len(devices))
-        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(task.model(devices[0][0].shape[1:]).state_dict()), num_rounds=ROUNDS)
+        first = ArrayRecord(task.model(devices[0][0].shape[1:]).state_dict())
+        result = strategy.start(grid=grid, initial_arrays=first, num_rounds=ROUNDS)
         task.say_accuracy(task.accuracy(result.arrays.to_torch_state_dict(), devices))
 
     backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}

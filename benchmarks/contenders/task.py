@@ -1,4 +1,4 @@
-"""The tasks: FedAvg of a linear model or a small CNN over devices that all train in every round. They need only numpy and torch.
+"""The tasks: FedAvg of a linear model or a small CNN over devices that all train in every round, by numpy and torch alone.
 
 Every contender draws batches from one shuffled epoch after the other, and prints a line when each of its rounds ends.
 """
