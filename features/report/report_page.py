@@ -29,7 +29,7 @@ from attune.fedserver.core.records import Report
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import SENT_WORDS, sent_words, spent_words
 
-SIDE, LEFT, UNDER = 320, 56, 44  # of the picture: length of the axes, room beside and below them
+AXIS, BESIDE, BELOW = 320, 56, 44  # of the ROC curves: length of the axes, room beside and below them
 MOST_DRAWN = 60  # sites with a thin curve
 SHOWN = 0.1  # the false positive rate of which the text speaks
 CURVE_WORDS: dict[Literal["kept", "alone"], str] = {"kept": "what sites predict with", "alone": "what they can have alone"}
@@ -300,8 +300,8 @@ def roc_picture(rows: Iterable[Report]) -> str:
         drawn.append(_line(f"{kind} mean", FALSE_RATES, mean))
         said.append(f"{mean[FALSE_RATES.index(SHOWN)]:.2f} by {words}")
     drawn += [
-        f'<text x="{LEFT + SIDE / 2:.0f}" y="{SIDE + UNDER - 12}" text-anchor="middle">false positive rate, 0 to 1</text>',
-        f'<text x="-{SIDE / 2:.0f}" y="{LEFT - 24}" text-anchor="middle" transform="rotate(-90)">sensitivity, 0 to 1</text>',
+        f'<text x="{BESIDE + AXIS / 2:.0f}" y="{AXIS + BELOW - 12}" text-anchor="middle">false positive rate, 0 to 1</text>',
+        f'<text x="-{AXIS / 2:.0f}" y="{BESIDE - 24}" text-anchor="middle" transform="rotate(-90)">sensitivity, 0 to 1</text>',
     ]
     sites = f"{len(both)} site{'s' * (len(both) > 1)}"
     label = f"ROC curves: {CURVE_WORDS['kept']} (solid) and {CURVE_WORDS['alone']} (dashed). "
@@ -310,10 +310,10 @@ def roc_picture(rows: Iterable[Report]) -> str:
         f"{label}, at each site's own false positive rate. Where {SHOWN:.0%} of those without the event are called, so is this "
         f"share of those with it: {' and '.join(said)}. No test is made of these means."
     )
-    size = f'class="roc" viewBox="0 0 {LEFT + SIDE + 10} {SIDE + UNDER}"'
+    size = f'class="roc" viewBox="0 0 {BESIDE + AXIS + 10} {AXIS + BELOW}"'
     return f'<svg role="img" aria-label="{label}" {size}>{"".join(drawn)}</svg><p class="soft">{caption}</p>'
 
 
 def _line(kind: str, false_R: Sequence[float], true_R: Sequence[float]) -> str:
-    points = (f"{LEFT + SIDE * x:.1f} {6 + SIDE * (1 - y):.1f}" for x, y in zip(false_R, true_R, strict=True))
+    points = (f"{BESIDE + AXIS * x:.1f} {6 + AXIS * (1 - y):.1f}" for x, y in zip(false_R, true_R, strict=True))
     return f'<path class="{kind}" d="M{"L".join(points)}"/>'

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from attune.common.errors import NEEDS_TORCH, SettingError, ShardError
 from attune.common.statistics import LEVEL, wilson
@@ -25,8 +24,6 @@ from attune.fedclient.model.light_model import FinishedModel, in_unit, load_mode
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.work.auroc import Events, aurocs, has_cases, rarer
 from attune.fedclient.work.comparison import Floats, Places
-from attune.fedclient.work.measures import mean_score
-from attune.fedclient.work.task_measures import overlap
 
 
 @dataclass(frozen=True)
@@ -115,6 +112,11 @@ def scores_on(model: FinishedModel, shard: Shard) -> dict[str, float] | str:
         hazards = (model.answers_of(model.prepared(x))[:, 0].astype(float) for x in (shard.train_x, shard.test_x))
         return {"integrated Brier score": integrated_brier(np.asarray(shard.train_y, float), y.astype(float), *hazards)}
     if info.model.labels_pixels:
+        import torch  # here, because a light device evaluates without it
+
+        from attune.fedclient.work.measures import mean_score
+        from attune.fedclient.work.task_measures import overlap
+
         areas, true = (torch.from_numpy(labels) for labels in (model.answers_of(features), y))
         return {"IoU": mean_score(overlap(areas, true, over_union=True)), "pixel accuracy": mean_score(areas.eq(true))}
     if info.task != "classes" or info.model.per_position:

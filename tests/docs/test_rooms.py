@@ -24,7 +24,7 @@ SIDES = ("fedserver", "fedclient")
 
 def modules() -> dict[str, Path]:
     found = {}
-    for top in ("common", *SIDES):
+    for top in ("common", *SIDES, "features"):
         for path in sorted((ROOT / top).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             found[f"attune.{name.removesuffix('.__init__')}"] = path
@@ -47,11 +47,17 @@ def imports_of(path: Path) -> set[str]:
     return found & MODULES.keys()
 
 
+FEATURES_OF = {"fedclient": ("attune.features.finished.",)}  # whose commands a side has, apart from that on the server
+
+
 def reached(side: str) -> set[str]:
-    """Return the modules that a side imports, directly or not. Methods are imported by name, so all of them are included."""
+    """Return the modules that a side imports, directly or not, with those of its features' commands.
+
+    Methods are imported by name, so all of them are included.
+    """
     graph = defaultdict(set, {name: imports_of(path) for name, path in MODULES.items()})
     graph["attune.common.methods.registry"] |= {name for name in MODULES if name.startswith("attune.common.methods.")}
-    waiting = [name for name in MODULES if name.startswith(f"attune.{side}")]
+    waiting = [name for name in MODULES if name.startswith((f"attune.{side}", *FEATURES_OF.get(side, ())))]
     seen: set[str] = set()
     while waiting:
         for name in graph[waiting.pop()] - seen:

@@ -86,17 +86,19 @@ def test_what_a_process_that_died_was_doing_is_done_again(home: bool, deaths: tu
 
     monkeypatch.setattr(process_host, "process_host", Dying)
     place = tmp_path / "home" if home else None
-    found = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings, executor="processes", workers=2, home=place)
+    settled: dict[str, Any] = {"settings": settings, "baseline": "local"}  # a process of another test may be taken again
+    found = attune.simulate(CLOUDS, "fedper", "dnn", 3, executor="processes", workers=2, home=place, **settled)
     assert len(set(killed)) == len(deaths)
-    one = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings)
+    one = attune.simulate(CLOUDS, "fedper", "dnn", 3, **settled)
     assert found.digests == one.digests
     assert models(found, tmp_path / "found", CLOUDS) == models(one, tmp_path / "one", CLOUDS)
 
 
 def test_learners_that_are_put_away_come_back_with_the_same_bits() -> None:
     settings = QUICK | {"round.clients": 2}
-    one = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings)
-    found = attune.simulate(CLOUDS, "fedper", "dnn", 3, settings=settings, executor="processes", workers=2, awake_bytes=0)
+    settled: dict[str, Any] = {"settings": settings, "baseline": "local"}  # a process of another test may be taken again
+    one = attune.simulate(CLOUDS, "fedper", "dnn", 3, **settled)
+    found = attune.simulate(CLOUDS, "fedper", "dnn", 3, executor="processes", workers=2, awake_bytes=0, **settled)
     assert found.digests == one.digests and list(found.table()) == list(one.table())
 
 

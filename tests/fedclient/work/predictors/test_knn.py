@@ -16,9 +16,10 @@ from attune.common.seeds import derive
 from attune.fedclient.work.build import predictor_for
 from attune.fedclient.work.objectives.base import LocalTask, Network
 from attune.fedclient.work.objectives.descent import Cancelled
+from attune.fedclient.work.orders import FEATURES
 from attune.fedclient.work.predictors import base
 from attune.fedclient.work.predictors import knn as subject
-from attune.fedclient.work.predictors.base import FEATURES, LABELS
+from attune.fedclient.work.predictors.base import LABELS
 from attune.fedclient.work.predictors.knn import Knn, library, nearest, nearest_faiss, nearest_torch, votes
 
 
