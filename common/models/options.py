@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from typing_extensions import Self
 
 from attune.common.config import Count, CountOrZero, Share
 from attune.common.errors import SettingError
 from attune.common.plan import ModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 # A layer of width 1 has few bytes, but building it takes time and memory: a peer may name a million of them.
 MOST_LAYERS = 1000
@@ -193,6 +195,8 @@ class ClosedFormOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
                 f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample, and here are {inputs:,}: take another "
                 "method, or smaller images"
             )
+        import numpy as np  # here, because commands that only read settings do without it
+
         draws = np.random.RandomState(self.seed)  # numpy promises that its numbers never change
         R, most, pieces = self.features, 2 * math.pi, []
         for width in self.widths:

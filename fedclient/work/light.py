@@ -181,7 +181,10 @@ class LightLearner:
             beside = {KEPT: _tensors(kept)}
         if work.cancelled():
             raise Cancelled("this work was replaced")
-        fail_at(self.name, order.round, "trained" if is_training else "compared")
+        if is_training:
+            fail_at(self.name, order.round, "trained")
+        else:
+            fail_at(self.name, order.round, "compared")
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started)
         self.newest = self.orders.commit(result, _tensors(state), beside, parts)
         fail_at(self.name, order.round, "order-committed")

@@ -24,8 +24,11 @@ def disarmed():
 
 
 def calls(side):
-    """Return the step of every call of fail_at below a folder; of a step that begins with a literal, that prefix and a star."""
-    for path in sorted((ROOT / side).rglob("*.py")):
+    """Return the step of every call of fail_at below a folder; of a step that begins with a literal, that prefix and a star.
+
+    The learner of a light device takes the steps of the other one, in whose place it is.
+    """
+    for path in sorted({*(ROOT / side).rglob("*.py")} - {ROOT / "fedclient/work/light.py"}):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "fail_at":
                 step = node.args[2].values[0] if isinstance(node.args[2], ast.JoinedStr) else node.args[2]

@@ -192,7 +192,7 @@ def test_numbers_to_predict_are_scaled_by_public_ranges_or_not_at_all() -> None:
 def test_fine_tuning_needs_no_noise_and_changes_nothing_that_leaves_a_device() -> None:
     """With a small budget what is exchanged is poor; what a device keeps was trained for itself alone, without noise."""
     small, tuning = RANGE | {"epsilon": 0.5}, {"name": "fedavg+ft", "tune_epochs": 20}
-    plain, tuned = (simulated(method, small, train={"lr": 0.1}) for method in ("fedavg", tuning))
+    plain, tuned = (simulated(method, small, train={"lr": 0.1, "local_epochs": 2}) for method in ("fedavg", tuning))
     assert tuned.digests == plain.digests
     guarantee = tuned.model("device0").info.privacy
     assert (guarantee.unit, guarantee.delta, guarantee.finished) == ("example", 1e-5, ["personalized"])

@@ -16,6 +16,7 @@ from attune.common.errors import NoModel, SettingError, ShapeMismatch, ShardErro
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Scale
+from attune.features.finished import shown
 from attune.features.finished.drawings import attentions, effective, over_patches, rollout
 from attune.features.finished.model_plots import PICTURES, plot, titles
 from attune.fedclient.cli import main
@@ -127,7 +128,7 @@ def test_patches_in_effect_by_hand():
 
 
 def test_the_command(tmp_path):
-    option = next(parameter for parameter in main.commands["plot"].params if parameter.name == "pictures")
+    option = next(parameter for parameter in shown.plot.params if parameter.name == "pictures")
     assert list(option.type.choices) == list(PICTURES)
     home, data = model(tmp_path / "home"), shard(tmp_path / "shard")
     words = ["plot", "--data", str(data), "--out", str(tmp_path / "out"), "--picture", "classes"]

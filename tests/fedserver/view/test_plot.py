@@ -130,14 +130,19 @@ def test_fedmcsa_shows_who_learns_from_whom_by_name(federation, tmp_path):
 
 NOTED = """
 import sys
+from importlib.machinery import ModuleSpec
 
 class Noted:
     names = []
 
     def find_spec(self, name, path=None, target=None):
-        if name in ("torch", "sklearn"):
-            self.names.append(name)
-            raise ModuleNotFoundError(name)
+        return ModuleSpec(name, self) if name in ("torch", "sklearn") else None
+
+    def create_module(self, spec):
+        self.names.append(spec.name)
+        raise ModuleNotFoundError(spec.name)
+
+    def exec_module(self, module): ...
 
 sys.meta_path.insert(0, Noted())
 """
