@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,17 +88,15 @@ def flat(tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
     return np.concatenate([tensors[name].double().numpy().ravel() for name in sorted(tensors)])
 
 
-def stands_still(self: Mean, block: Any, combined: Any, updates: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
+def stands_still(self: Mean, name: str, mean: torch.Tensor) -> dict[str, torch.Tensor]:
     """Serve one value again and again, in the place of Mean.apply."""
-    for name in block.names:
-        yield VALUE, name, self._vault.read(VALUE)[name]
+    return {VALUE: self._vault.read(VALUE)[name]}
 
 
-def changes_last_bits(self: Mean, block: Any, combined: Any, updates: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
+def changes_last_bits(self: Mean, name: str, mean: torch.Tensor) -> dict[str, torch.Tensor]:
     """Serve one value again and again, with other last bits."""
-    for name in block.names:
-        value = self._vault.read(VALUE)[name]
-        yield VALUE, name, torch.nextafter(value, torch.full_like(value, torch.inf))
+    value = self._vault.read(VALUE)[name]
+    return {VALUE: torch.nextafter(value, torch.full_like(value, torch.inf))}
 
 
 @dataclass(frozen=True)
