@@ -167,7 +167,7 @@ flower: .venv-flower/installed
 .venv-flower/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-flower
 	.venv-flower/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
-	.venv-flower/bin/$(PIP_INSTALL) --editable '.[data,server]' flwr==1.42.0 pytest pytest-timeout pytest-xdist
+	.venv-flower/bin/$(PIP_INSTALL) --editable '.[data,server]' flwr==1.42.0 hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
 # Builds both images by buildah and mmdebstrap (Debian's packages) and runs a federation in them, as root; deploy/README.md.
