@@ -118,6 +118,8 @@ def gained_by_samples(gains: DeviceScores, errors: DeviceScores) -> PairedDiffer
         errors: Standard errors of the gains, from the spread over the samples of each device.
     """
     devices = sorted(gains.keys() & errors.keys())
+    if not devices:
+        return None
 
     def counted(values: DeviceScores) -> list[float]:
         scores = bounded({CLOSED_FORM: {who: values[who] for who in devices}, ALONE: dict.fromkeys(devices, 0.0)})
@@ -127,11 +129,7 @@ def gained_by_samples(gains: DeviceScores, errors: DeviceScores) -> PairedDiffer
     reduced = (
         error * (gain / gains[who] if gains[who] else 1.0) for error, gain, who in zip(error_D, gain_D, devices, strict=True)
     )
-    return (
-        PairedDifference(CLOSED_FORM, ALONE, math.fsum(gain_D), math.hypot(*reduced), len(devices), out_of_fold=True)
-        if devices
-        else None
-    )
+    return PairedDifference(CLOSED_FORM, ALONE, math.fsum(gain_D), math.hypot(*reduced), len(devices), out_of_fold=True)
 
 
 def at_rung(rung: int, scores: Mapping[str, DeviceScores]) -> Decision:

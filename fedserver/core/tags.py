@@ -44,7 +44,7 @@ def is_outside(devices: str, tag: str) -> bool:
 
 
 def by_tag(clients: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return of each tag its devices and the mean of their scores, for the status; empty if no device has one."""
+    """Return for each tag its devices and the mean of their scores, for the status; empty if no device has a tag."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for client in clients:
         groups.setdefault(client.get("tag") or "", []).append(client)

@@ -38,7 +38,7 @@ def fleet_worths(slots: Sequence[Slot], blobs: Blobs, most: int = MOST_CLIENTS) 
 def words_for_sites(slots: Sequence[Slot], blobs: Blobs) -> dict[str, str]:
     """Return what each site is told of its own worth, by name.
 
-    Of fewer than three other sites nobody is told anything: the number would be about one or two of them.
+    With fewer than three other sites no site is told anything: the number would be about one or two of them.
     """
     rows, form = fleet_worths(slots, blobs, MOST_TOLD), "without your sums the error of the others would change by {}: {}"
     if isinstance(rows, str):

@@ -113,10 +113,8 @@ def clear_fleet(
         given = [site.columns[name] for site in sketches.values() if name in site.columns and name in centres]
         columns[name] = _totals(sums, centres.get(name, NO_RANGE), given)
     classes, distance = _classes(sites, profiles)
-    over_time, samples = (
-        fleet_survival(sketches, centres, survival, FEWEST_DEVICES),
-        sum(site.samples for site in sites.values()),
-    )
+    over_time = fleet_survival(sketches, centres, survival, FEWEST_DEVICES)
+    samples = sum(site.samples for site in sites.values())
     return fleet_statistics(FleetSums(len(sites), samples, columns, classes, distance, over_time), without)
 
 

@@ -106,7 +106,7 @@ def test_all_training_samples_show_what_few_held_out_ones_do_not() -> None:
 
 @given(st.floats(-1e100, 1e100), st.floats(-1e100, 1e100))
 def test_by_samples_no_device_counts_for_more_than_five(gain: float, error: float) -> None:
-    """Of the others the gain is 9 nats with an error of 3; their usual gain is 1, so a false device adds at most 5."""
+    """Check by hand: the others gain 9 nats with an error of 3; their usual gain is 1, so a false device adds 5 at most."""
     gained = gained_by_samples(
         dict.fromkeys("abcdefghi", 1.0) | {"eve": gain}, dict.fromkeys("abcdefghi", 1.0) | {"eve": error}
     )

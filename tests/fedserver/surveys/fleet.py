@@ -1,4 +1,4 @@
-"""What a server shows of shards, by the devices' own code: clear, masked and noised."""
+"""Figures that a server shows of shards, by the devices' own code: clear, masked and noised."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -41,7 +41,7 @@ def test_no_images_have_no_score():
 
 
 def test_soft_dice_by_hand():
-    """Of three pixels the model gives class 1 the probabilities 1/2, 3/4 and 1/4; the first two show it.
+    """Check numbers by hand: class 1 has the probabilities 1/2, 3/4 and 1/4 at three pixels; the first two show it.
 
     That is (2 * 5/4 + 1) / (3/2 + 2 + 1) = 7/9. An empty image has (0 + 1) / (3/2 + 0 + 1) = 2/5.
     """
