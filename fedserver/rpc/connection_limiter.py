@@ -16,7 +16,6 @@ import ctypes
 import math
 import os
 import socket
-import stat
 import struct
 import sys
 import threading
@@ -299,14 +298,13 @@ def _sockets_at(port: int) -> Iterator[socket.socket]:
     """Yield the sockets of this process at its port. They stay the core's: the next step of the iterator lets one go."""
     for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - names are enough
         with contextlib.suppress(OSError, ValueError):
-            fd = int(name)
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                ours = socket.socket(fileno=fd)
-                try:
-                    if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.getsockname()[1] == port:
-                        yield ours
-                finally:
-                    ours.detach()
+            # No `os.fstat` first: each call that lets the interpreter's lock go waits for a busy event loop.
+            ours = socket.socket(fileno=int(name))
+            try:
+                if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.getsockname()[1] == port:
+                    yield ours
+            finally:
+                ours.detach()
 
 
 def _address(name: tuple[str, int] | tuple[str, int, int, int]) -> Peer:
