@@ -7,7 +7,7 @@ a refusal that names it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import cache, wraps
 from importlib import import_module
@@ -24,22 +24,16 @@ if TYPE_CHECKING:
 
     from attune.common.config import ServerSettings
     from attune.common.pictures.figures import Section
-    from attune.fedclient.address import Proxy
-    from attune.fedclient.link.port import BlobRoute
     from attune.fedclient.work.processes.remote_executor import RemoteExecutor
-    from attune.fedserver.core.orderbook import OrderBook
     from attune.fedserver.federation.coordinator import Coordinator
-    from attune.fedserver.federation.updates import Updates
     from attune.fedserver.home import ServedAddress, ServerHome
     from attune.fedserver.identity.admin import FederationAdmin
     from attune.fedserver.identity.registrar import Registrar
     from attune.fedserver.ports.blobs import Blobs
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.ports.storage import HomeStorage, Storage
-    from attune.fedserver.rpc.service import DirectCalls
 
 F = TypeVar("F", bound=Callable[..., Any])
-DirectMaker = Callable[["OrderBook", "Updates"], "DirectCalls"]
 Watch = Callable[["Coordinator", "Storage"], AbstractContextManager[None]]
 FOLDER = Path(__file__).parent / "features"
 # Commands of `fedserver` and of `fedclient`, and the features that have them.
@@ -135,15 +129,6 @@ async def only_server(
 
 
 @seam
-def direct_transfers(storage: HomeStorage, public_url: str) -> DirectMaker:
-    """Return what makes the transfers between devices and the store themselves, for `server.transfer = "direct"`.
-
-    `public_url` is the address of the store for devices; empty: the one for this server.
-    """
-    raise absent("remote", 'setting server.transfer = "direct"')
-
-
-@seam
 @contextmanager
 def page(
     home: ServerHome, asked: str | None, address: ServedAddress, server: ServerSettings, life: Running | str
@@ -161,14 +146,6 @@ def page(
 
 
 # --- devices, and a simulation
-
-
-@seam
-def direct_route(allowed: Collection[str], say: Callable[[str], None], proxy: Proxy | None) -> BlobRoute | None:
-    """Return the way of a device's blobs past its server, for the origins that `--direct-host` allows; None: there is none."""
-    if allowed:
-        raise absent("remote", "--direct-host")
-    return None
 
 
 @seam

@@ -243,10 +243,6 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_update_norm: NonNegative = 0.0
     # Blobs of up to this size in all travel within an order or an update, without a transfer of their own. 0: none.
     inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16
-    # Way of larger blobs: stream, through this server's port, or direct, to S3 (docs/scale.md#direct-transfers).
-    transfer: Literal["stream", "direct"] = "stream"
-    # Address of the S3 store as devices reach it, such as https://s3.example. Empty: as this server reaches it.
-    direct_url: str = ""
     # Disk for copies of blobs whose state is in S3 (--blobs). The least recently used copies go first.
     cache_bytes: Count = 8 << 30
     # Pace of beats: a silent side sends one every half of this. A side that is silent for twice this is gone, during a
@@ -274,10 +270,6 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         host_and_port(self.advertise or "localhost")
-        if self.direct_url and not re.fullmatch(r"https?://[^/?#@\s]+/?", self.direct_url):
-            raise SettingError(
-                f"setting server.direct_url takes https://HOST or http://HOST:PORT, not {self.direct_url[:100]!r}"
-            )
         if len(self.name) > LONGEST_NAME or not self.name.isprintable():
             raise SettingError(f"setting server.name takes up to {LONGEST_NAME} printable characters, not {self.name[:100]!r}")
         if not re.fullmatch("06[04][04]", self.metrics_token_mode):

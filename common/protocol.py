@@ -50,7 +50,6 @@ SPOKEN = (
     *([CHANGE] if PACKED in ENCODINGS else []),
 )  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)
-DIRECT_PART_BYTES = 8 << 20  # of a part of a direct upload; only the last one is shorter (S3 takes no less than 5 MiB)
 PROCESS_KEY = "attune-process"  # the metadata key of Connect: a random word of the process, to tell two with one identity apart
 STATISTICS_ORDER = "statistics-"  # before the id of a question, in the exchanges of a masked sum of statistics
 MOST_MOMENTS = 1 << 14  # numbers of a description of a device's data

@@ -10,7 +10,7 @@ import time
 import urllib.request
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from attune.common.errors import SettingError, Unreachable
 from attune.common.text import clean
@@ -220,23 +220,3 @@ def backoff_s(failures: int) -> float:
     They double up to a limit. The caller adds jitter.
     """
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 10))
-
-
-PORTS = {"https": 443, "http": 80}
-NO_STORE = "an S3 store is HOST, HOST:PORT or http://HOST:PORT, such as s3.example.org (--direct-host)"  # it may be a secret
-
-
-def store_origin(text: str) -> str:
-    """Return an address of an S3 store as scheme://host:port, without what follows the host. HOST[:PORT] alone means https.
-
-    Raises:
-        SettingError: It is no such address, or has a name or password in it.
-    """
-    try:
-        parts = urlsplit(text if "://" in text else f"https://{text}")
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        raise SettingError(NO_STORE) from None
-    if not re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]+", host) or parts.scheme not in PORTS or "@" in parts.netloc:
-        raise SettingError(NO_STORE)
-    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port or PORTS[parts.scheme]}"

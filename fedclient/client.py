@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from attune import seams
 from attune.common import homes
 from attune.common.aio import StopSwitch, run_blocking
 from attune.common.errors import NotEnrolled, SettingError
@@ -20,7 +19,7 @@ from attune.common.identity.names import check_name
 from attune.common.plan import MAIN
 from attune.common.protocol import HAS_TORCH
 from attune.common.supervisor import supervised
-from attune.fedclient.address import CONNECT_TIMEOUT_S, Proxy, ServerAddress, store_origin
+from attune.fedclient.address import CONNECT_TIMEOUT_S, Proxy, ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data import findings
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
@@ -92,9 +91,8 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
     identity = await identity_of(options, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     allowance = Allowance(options.resources.bytes_per_s)
-    route = seams.direct_route(options.direct_hosts, console.say, options.server.proxy)
     log = DisclosureLog(home.path)
-    link = GrpcLink(options.server, identity, home.keep, allowance, log=log, route=route, process=options.process)
+    link = GrpcLink(options.server, identity, home.keep, allowance, log=log, process=options.process)
     await Device(options, shard, FolderStore(home), link, console, worker).run()
     return home.model
 
@@ -159,7 +157,6 @@ class Client:
             "masked-statistics" lets it know such sums over at least 5 devices alone.
         authority: Certificate of an authority, not the server's, that has certified the devices for secure aggregation.
         signer: File with this device's key and its certificate of that authority.
-        direct_hosts: S3 stores with which this device may exchange blobs itself, as HOST, HOST:PORT or http://HOST:PORT.
         proxy: HTTP proxy through which the server and S3 stores are reached, HOST:PORT; "env": that of the environment.
         proxy_credentials: File with USER:PASSWORD for it.
         variant: Variant of the federation's model, such as a smaller one for this device; "light": the closed form alone.
@@ -199,7 +196,6 @@ class Client:
         kind: Literal["tokens"] | None = None,
         disclose: Sequence[str] = (),
         units: Literal["all", "none"] = "all",
-        direct_hosts: Sequence[str] = (),
         proxy: str | None = None,
         proxy_credentials: str | Path | None = None,
         variant: str = MAIN,
@@ -243,7 +239,6 @@ class Client:
             variant=variant_here(variant),
             tag=tag,
             allow_plugins=tuple(plugins),
-            direct_hosts=tuple(map(store_origin, direct_hosts)),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),
         )
 

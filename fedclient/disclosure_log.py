@@ -23,7 +23,6 @@ from attune.common.errors import DiskFull, HomeMismatch
 from attune.common.exchange.messages import (
     Beat,
     Description,
-    DirectUpload,
     DownloadRequest,
     EnrolRequest,
     Hello,
@@ -51,7 +50,6 @@ _KINDS: Mapping[type, str] = {
     UnitReport: "units",
     Description: "description",
     DownloadRequest: "question for a blob",
-    DirectUpload: "question where a part goes",
     UploadTarget: "question for an offset",
     EnrolRequest: "certificate request",
     bytes: "certificate renewal",

@@ -93,7 +93,6 @@ class DeviceOptions:
     baseline: Baseline | None = None  # None: DEFAULT_BASELINE
     allow_models: tuple[str, ...] = ()
     allow_plugins: tuple[str, ...] = ()  # distributions whose code the federation may run here
-    direct_hosts: tuple[str, ...] = ()  # origins of S3 stores with which it may exchange blobs
     disclose: tuple[DisclosedKind, ...] = ()  # what else the server may know
     authority: Path | None = None  # whose certificates others must have in secure aggregation; None: the server's
     signer: Path | None = None  # this device's key and certificate of that authority

@@ -42,7 +42,7 @@ from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.server import GrpcServer
-from attune.seams import DirectMaker, NeverServed, Running, direct_transfers, only_server, page
+from attune.seams import NeverServed, Running, only_server, page
 
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
@@ -81,7 +81,6 @@ class _Opened:
     overrides: dict[str, Any]
     settings: ResolvedSettings
     turn: Turn | None  # of a race
-    direct: DirectMaker | None  # of transfers between devices and the store themselves
 
     def admin(self, who: str) -> FederationAdmin:
         return FederationAdmin(self.storage.ledger, who)
@@ -99,8 +98,6 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
         # A first start that cannot work leaves no home behind.
         first = planning.resolve(fleet_race.first_settings(overrides) if fleet_race.is_asked_for(overrides) else overrides)
         check_secret(first.privacy)
-        if first.server.transfer == "direct" and options.storage is None:
-            direct_transfers(home.open(), "")
         for line in await asyncio.to_thread(check_declared, first):
             options.say(f"warning: {line}")
     elif home.storage_place() or options.storage:  # before it waits as a standby
@@ -158,10 +155,9 @@ async def _opened(
             await bind_secrets(storage, snapshot.commitments, home.authority, settings.privacy.on_server)
             storage.bound_cache(settings.server.cache_bytes)
             storage.blobs.sweep()
-            direct = direct_transfers(storage, settings.server.direct_url) if settings.server.transfer == "direct" else None
             server = settings.server
             lab = ThreadLab(storage.blobs, executors, server.threads, server.max_model_bytes, server.device)
-            yield _Opened(home, authority, storage, lab, executors, merged, settings, turn, direct)
+            yield _Opened(home, authority, storage, lab, executors, merged, settings, turn)
         finally:
             executors.shutdown()
             await storage.close()
@@ -176,7 +172,7 @@ async def _serve(options: ServerOptions, opened: _Opened, signalled: asyncio.Fut
     coordinator = Coordinator(state, authority.fingerprint)
     grpc_server = GrpcServer(
         settings.server, registrar, opened.admin("operator over the network"), Refusals(ledger), coordinator, opened.storage,
-        opened.executors, opened.direct,
+        opened.executors,
     )  # fmt: skip
     address = _address(options, home.address())
     address.port = grpc_server.listen(address.host, address.port)
@@ -194,7 +190,7 @@ async def _serve(options: ServerOptions, opened: _Opened, signalled: asyncio.Fut
                 if turn is not None:
                     options.say(turn.words())
                 if options.is_first:
-                    _greet(options, address, authority.short_fingerprint, join, settings, url, coordinator.planner.direct)
+                    _greet(options, address, authority.short_fingerprint, join, settings, url)
                 async with supervised(lambda: state.line):
                     leg = await _until(signalled, resumed, coordinator, registrar, options.exit_when_done, turn)
     finally:  # also after an error of this block: the turn under way must not meet a closed ledger
@@ -243,12 +239,9 @@ def _greet(
     join: str,
     settings: ResolvedSettings,
     dashboard: str | None,
-    store: str,
 ) -> None:
     options.say(f"fedserver listens on {address.host}:{address.port} (home {options.home})")
     options.say(f"certificate authority {fingerprint}")
-    if store:
-        options.say(f"devices that allow it exchange blobs with {store} themselves (fedclient --direct-host {store})")
     work = f"method {settings.method.name}, {settings.round.rounds} rounds" if settings.round.given is None else "an evaluation"
     options.say(f"{work}; waiting for {settings.round.min_clients} devices")
     if settings.round.adapt_rounds and settings.adaptation is None:

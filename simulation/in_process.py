@@ -267,12 +267,6 @@ class LocalLink:
             async for frame in self._server.download(self.name, digest, offset):
                 take(frame)
 
-    async def get(self, digest: str, offset: int, size: int, take: Callable[[bytes], None]) -> bool:
-        return False
-
-    async def put(self, target: UploadTarget, source: Callable[[], object]) -> bool:
-        return False
-
     async def upload_offset(self, target: UploadTarget) -> int:
         with _Breaking():
             return await self._server.upload_offset(self.name, target)

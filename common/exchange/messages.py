@@ -109,26 +109,6 @@ class UploadTarget(msgspec.Struct, frozen=True):
     offset: int = 0  # where this stream of bytes starts
 
 
-class DirectUpload(msgspec.Struct, frozen=True):
-    """A blob that a device writes to the S3 store itself. part_digests: the SHA-256 of each part of DIRECT_PART_BYTES."""
-
-    target: UploadTarget
-    part_digests: tuple[bytes, ...]
-
-
-class SignedUrl(msgspec.Struct, frozen=True):
-    """An address of the S3 store that is good for one transfer. It is a secret.
-
-    offset: of an upload, where the part begins. Without an address: the size of the blob if all of it is here, else 0.
-    """
-
-    url: str = ""
-    offset: int = 0
-
-    def __repr__(self) -> str:
-        return f"SignedUrl(offset={self.offset})"
-
-
 class DownloadRequest(msgspec.Struct, frozen=True):
     """A blob that the device was offered, from this offset on."""
 
@@ -300,14 +280,12 @@ class Description(msgspec.Struct, frozen=True):
 class Welcome(msgspec.Struct, frozen=True):
     """The plan that the federation has fixed, and what the server accepts.
 
-    waits: whether an update may be submitted before all its blobs have arrived. direct: address of the S3 store with which
-    devices may exchange blobs themselves; empty: none.
+    waits: whether an update may be submitted before all its blobs have arrived.
     """
 
     plan_json: bytes  # common.plan.Plan
     inline_bytes: int = 0  # most bytes of blobs that the server accepts within one update
     waits: bool = False
-    direct: str = ""
 
 
 class Notice(msgspec.Struct, frozen=True):

@@ -17,7 +17,6 @@ from attune.common.exchange.messages import (
     Beat,
     BlobRef,
     Description,
-    DirectUpload,
     DownloadRequest,
     EnrolRequest,
     ExchangeName,
@@ -30,7 +29,6 @@ from attune.common.exchange.messages import (
     Receipt,
     SecureMember,
     SecureMessage,
-    SignedUrl,
     StatisticsReport,
     StatisticsRequest,
     Trouble,
@@ -199,7 +197,7 @@ _TO_SERVER = {
     "description": Shape(pb.Description, Description, most={"moments": MOST_MOMENTS + 1}),
 }
 _TO_DEVICE = {
-    "welcome": Shape(pb.Welcome, Welcome, texts={"direct": LONGEST}),
+    "welcome": Shape(pb.Welcome, Welcome),
     "notice": Shape(pb.Notice, Notice, texts={"text": LONGEST}),
     "finish": FarewellShape(pb.Finish, Farewell),
     "beat": _BEAT,
@@ -267,8 +265,6 @@ UPDATE = Codec(_UPDATE.codec.write, _read_update)
 RECEIPT = Codec(_write_receipt, _read_receipt)
 DOWNLOAD_REQUEST = Shape(pb.DownloadRequest, DownloadRequest).codec
 TARGET = _TARGET.codec
-DIRECT_UPLOAD = Shape(pb.DirectUpload, DirectUpload, nested={"target": _TARGET}).codec
-SIGNED_URL = Shape(pb.SignedUrl, SignedUrl).codec
 RECEIVED = _only(pb.UploadReply, "received")
 OFFSET = _only(pb.UploadOffsetReply, "offset")
 FRAMES = Codec(bytes, bytes)
@@ -280,6 +276,4 @@ CONNECT = Call(FEDERATION, "Connect", TO_SERVER, TO_DEVICE)
 SUBMIT = Call(FEDERATION, "Submit", UPDATE, RECEIPT)
 DOWNLOAD = Call(BLOBS, "Download", DOWNLOAD_REQUEST, FRAMES)
 UPLOAD = Call(BLOBS, "Upload", FRAMES, RECEIVED)
-DOWNLOAD_URL = Call(BLOBS, "DownloadUrl", DOWNLOAD_REQUEST, SIGNED_URL)
-UPLOAD_URL = Call(BLOBS, "UploadUrl", DIRECT_UPLOAD, SIGNED_URL)
 UPLOAD_OFFSET = Call(BLOBS, "UploadOffset", TARGET, OFFSET)

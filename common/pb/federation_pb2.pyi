@@ -149,16 +149,14 @@ class ServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ..., statistics: _Optional[_Union[StatisticsRequest, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("plan_json", "inline_bytes", "waits", "direct")
+    __slots__ = ("plan_json", "inline_bytes", "waits")
     PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
     INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
-    DIRECT_FIELD_NUMBER: _ClassVar[int]
     plan_json: bytes
     inline_bytes: int
     waits: bool
-    direct: str
-    def __init__(self, plan_json: _Optional[bytes] = ..., inline_bytes: _Optional[int] = ..., waits: bool = ..., direct: _Optional[str] = ...) -> None: ...
+    def __init__(self, plan_json: _Optional[bytes] = ..., inline_bytes: _Optional[int] = ..., waits: bool = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("text",)
@@ -363,22 +361,6 @@ class UploadOffsetReply(_message.Message):
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     offset: int
     def __init__(self, offset: _Optional[int] = ...) -> None: ...
-
-class DirectUpload(_message.Message):
-    __slots__ = ("target", "part_digests")
-    TARGET_FIELD_NUMBER: _ClassVar[int]
-    PART_DIGESTS_FIELD_NUMBER: _ClassVar[int]
-    target: UploadTarget
-    part_digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, target: _Optional[_Union[UploadTarget, _Mapping]] = ..., part_digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
-
-class SignedUrl(_message.Message):
-    __slots__ = ("url", "offset")
-    URL_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    url: str
-    offset: int
-    def __init__(self, url: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ()

@@ -255,16 +255,6 @@ class BlobsStub(object):
                 request_serializer=attune_dot_common_dot_pb_dot_federation__pb2.UploadTarget.SerializeToString,
                 response_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.UploadOffsetReply.FromString,
                 _registered_method=True)
-        self.DownloadUrl = channel.unary_unary(
-                '/attune.v1.Blobs/DownloadUrl',
-                request_serializer=attune_dot_common_dot_pb_dot_federation__pb2.DownloadRequest.SerializeToString,
-                response_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.SignedUrl.FromString,
-                _registered_method=True)
-        self.UploadUrl = channel.unary_unary(
-                '/attune.v1.Blobs/UploadUrl',
-                request_serializer=attune_dot_common_dot_pb_dot_federation__pb2.DirectUpload.SerializeToString,
-                response_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.SignedUrl.FromString,
-                _registered_method=True)
 
 
 class BlobsServicer(object):
@@ -292,20 +282,6 @@ class BlobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DownloadUrl(self, request, context):
-        """Direct transfers (Welcome.direct): the address at which the device reads an offered blob from the S3 store itself.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def UploadUrl(self, request, context):
-        """The address at which it writes the next part of a blob. When all parts are there, the server reads and checks the blob, and then answers.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_BlobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -323,16 +299,6 @@ def add_BlobsServicer_to_server(servicer, server):
                     servicer.UploadOffset,
                     request_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.UploadTarget.FromString,
                     response_serializer=attune_dot_common_dot_pb_dot_federation__pb2.UploadOffsetReply.SerializeToString,
-            ),
-            'DownloadUrl': grpc.unary_unary_rpc_method_handler(
-                    servicer.DownloadUrl,
-                    request_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.DownloadRequest.FromString,
-                    response_serializer=attune_dot_common_dot_pb_dot_federation__pb2.SignedUrl.SerializeToString,
-            ),
-            'UploadUrl': grpc.unary_unary_rpc_method_handler(
-                    servicer.UploadUrl,
-                    request_deserializer=attune_dot_common_dot_pb_dot_federation__pb2.DirectUpload.FromString,
-                    response_serializer=attune_dot_common_dot_pb_dot_federation__pb2.SignedUrl.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -417,60 +383,6 @@ class Blobs(object):
             '/attune.v1.Blobs/UploadOffset',
             attune_dot_common_dot_pb_dot_federation__pb2.UploadTarget.SerializeToString,
             attune_dot_common_dot_pb_dot_federation__pb2.UploadOffsetReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DownloadUrl(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/attune.v1.Blobs/DownloadUrl',
-            attune_dot_common_dot_pb_dot_federation__pb2.DownloadRequest.SerializeToString,
-            attune_dot_common_dot_pb_dot_federation__pb2.SignedUrl.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UploadUrl(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/attune.v1.Blobs/UploadUrl',
-            attune_dot_common_dot_pb_dot_federation__pb2.DirectUpload.SerializeToString,
-            attune_dot_common_dot_pb_dot_federation__pb2.SignedUrl.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""Feature `remote`: a server's state in PostgreSQL and S3, standbys, and transfers between devices and S3 themselves."""
+"""Feature `remote`: a server's state in PostgreSQL and S3, and standbys."""
 
 from attune.seams import FeatureNames
 
@@ -8,8 +8,6 @@ FEATURE = FeatureNames(
     answers={
         "remote_storage": "server:remote_storage",
         "only_server": "server:only_server",
-        "direct_transfers": "server:direct_transfers",
-        "direct_route": "device:DirectRoute",
     },
     commands={"migrate": "shown:migrate"},
 )

@@ -12,7 +12,6 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
 from typing import TypeVar
 
 import msgspec
@@ -55,8 +54,6 @@ class S3Blobs(CheckedBlobs):
         super().__init__()
         self._local, self._db, self._objects, self._cache = local, db, objects, cache
         self._leaving: set[str] = set()  # names that go as soon as the database is there
-        self.beside: dict[str, str] = {}  # local blob -> the object with the same bytes: of a device, or for devices
-        self._beside_lock = Lock()
 
     def create(self, name: str, size: int, durable: bool = True) -> Target:
         return _S3Target(self, name, self._cache.fill(size)) if _is_in_s3(name) else self._local.create(name, size, durable)
@@ -71,11 +68,10 @@ class S3Blobs(CheckedBlobs):
         finally:
             target.abort()
 
-    def upload(self, blob: Blob, path: Path, key: str = "") -> Blob:
-        """Write a file of the cache's folder to S3, unless its bytes are the object `key`, and then give it its name."""
-        if not key:
-            key = new_key(blob.digest)
-            self._objects.write(key, path)
+    def upload(self, blob: Blob, path: Path) -> Blob:
+        """Write a file of the cache's folder to S3, and then give it its name."""
+        key = new_key(blob.digest)
+        self._objects.write(key, path)
         self._cache.take(path, key)
         self._give(blob, key)
         self._known[blob.name] = blob.digest
@@ -94,7 +90,7 @@ class S3Blobs(CheckedBlobs):
             copy.abort()
             os.link(self._local.local(blob.name), copy.path)
             try:
-                self.upload(kept, copy.path, self.beside.pop(blob.name, ""))
+                self.upload(kept, copy.path)
             finally:
                 copy.path.unlink(missing_ok=True)
         return kept
@@ -133,10 +129,7 @@ class S3Blobs(CheckedBlobs):
         return sorted([*local, *(row[0] for row in rows)])
 
     def remove(self, names: Sequence[str]) -> None:
-        here = [name for name in names if not _is_in_s3(name)]
-        self._local.remove(here)
-        if served := {key for name in here if name.startswith(SERVED) and (key := self.beside.pop(name, ""))}:
-            self._drop(sorted(served))
+        self._local.remove([name for name in names if not _is_in_s3(name)])
         in_s3 = [name for name in names if _is_in_s3(name)]
         for name in in_s3:
             self._known.pop(name, None)
@@ -157,40 +150,11 @@ class S3Blobs(CheckedBlobs):
             self._leaving.difference_update(leaving)
             self._drop(gone)
 
-    def object_of(self, blob: Blob) -> str:
-        """Return the key of the object that has the bytes of a blob; empty if they are here alone.
-
-        What was made here for devices gets an object when one first asks for it.
-        """
-        if blob.name.startswith(SERVED):
-            return self._for_devices(blob)
-        held = self._found(blob.name) if _is_in_s3(blob.name) else None
-        return held[0] if held else ""
-
-    def _for_devices(self, blob: Blob) -> str:
-        present = self.beside.get(blob.name, "")
-        if present.startswith(new_key(blob.digest).rpartition(".")[0]):
-            return present
-        key = new_key(blob.digest)
-        try:
-            self._objects.write(key, self._local.local(blob.name))
-        except (FileNotFoundError, KeyError):  # it is not served any more
-            return ""
-        with self._beside_lock:
-            if (newest := self.beside.get(blob.name, "")) == present:
-                self.beside[blob.name], newest, key = key, key, present
-        self._drop([key] if key else [])  # of what was served before, or the call of another device was earlier
-        return newest
-
-    def drop_unnamed(self, keys: set[str]) -> None:
-        """Remove those of some objects that no name holds."""
-        self._drop(self._unnamed(keys))
-
     def sweep(self) -> None:
         """Remove what a killed process left unfinished, here and in S3: objects that no name holds."""
         self._local.sweep()
         self._cache.sweep()
-        self.drop_unnamed(set(self._objects.keys(OBJECTS)))
+        self._drop(self._unnamed(set(self._objects.keys(OBJECTS))))
 
     def claim(self, federation: str) -> None:
         """Check that the prefix belongs to this federation; a new one is made its own.

@@ -12,18 +12,14 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from attune.common.config import ServerSettings
 from attune.common.errors import HomeBusy, SettingError
 from attune.common.supervisor import supervised
 from attune.fedserver.home import ServedAddress, ServerHome
 from attune.fedserver.ports.storage import HomeStorage
-from attune.fedserver.stores.disk import DiskStorage
-from attune.seams import DirectMaker, NeverServed, page
-
-if TYPE_CHECKING:
-    from attune.features.remote.storage import RemoteStorage
+from attune.seams import NeverServed, page
 
 LOG = logging.getLogger("fedserver")
 
@@ -40,21 +36,6 @@ def remote_storage(folder: Path, ledger: str, blobs: str) -> HomeStorage:
     except ImportError as error:
         raise SettingError(f"--ledger and --blobs need more packages ({error}): pip install 'attune-fl[server]'") from None
     return RemoteStorage(folder, ledger, blobs)
-
-
-def direct_transfers(storage: HomeStorage, public_url: str) -> DirectMaker:
-    """Answer the seam. What earlier processes left in the store goes.
-
-    Raises:
-        SettingError: The storage is a folder, or a package is missing.
-    """
-    if isinstance(storage, DiskStorage):
-        raise SettingError('server.transfer = "direct" needs blobs in S3: start with --ledger and --blobs (docs/scale.md)')
-    from attune.features.remote.direct_transfers import DirectTransfers
-
-    store = cast("RemoteStorage", storage).direct(public_url)
-    store.sweep()
-    return lambda book, updates: DirectTransfers(store, book, updates)
 
 
 @contextlib.asynccontextmanager

@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from typing_extensions import Self
 
-from attune.common.errors import HomeMismatch, SettingError
+from attune.common.errors import HomeMismatch
 from attune.features.remote import postgres, s3
 from attune.features.remote.lease import Lease
 from attune.features.remote.postgres import PostgresDatabase
@@ -33,9 +33,6 @@ from attune.fedserver.stores.disk import DATABASE_FILE, OF_THE_HOME
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, make_folders
 from attune.fedserver.stores.table_ledger import TableLedger
 from attune.fedserver.stores.tables import Tables, certificate_in, snapshot_in
-
-if TYPE_CHECKING:
-    from attune.features.remote.direct_s3 import DirectS3
 
 
 class PostgresLedger(TableLedger):
@@ -151,20 +148,6 @@ class RemoteStorage:
     def blobs(self) -> S3Blobs:
         self.database.prepare()
         return S3Blobs(self._local, self.database, self._objects, self._cache)
-
-    def direct(self, public_url: str) -> DirectS3:
-        """Return the store as devices reach it.
-
-        Raises:
-            SettingError: A package is missing.
-        """
-        try:
-            from attune.features.remote.direct_s3 import DirectS3
-        except ImportError as error:
-            raise SettingError(
-                f"server.transfer = \"direct\" needs more packages ({error}): pip install 'attune-fl[direct]'"
-            ) from None
-        return DirectS3(self._objects, self.blobs, public_url)
 
     @cached_property
     def spool(self) -> FolderSpool:

@@ -43,7 +43,7 @@ KEYS = (
     "columns", "map", "decimal", "disclose", "metrics", "schema", "units",
     "max-epsilon", "max-delta", "min-samples", "min-devices", "authority", "signer",
     "only-model", "only-run", "allow-model", "allow-plugin", "max-epochs", "max-model-bytes", "max-order", "max-orders",
-    "direct-host", "proxy", "proxy-credentials", "only-when", "nice", "max-memory", "max-disk", "max-rate",
+    "proxy", "proxy-credentials", "only-when", "nice", "max-memory", "max-disk", "max-rate",
 )  # fmt: skip
 NOT_EMPTY = ("columns", "only-model", "only-run")  # without a name such an option allows everything
 
@@ -181,10 +181,6 @@ class DeviceCommands(ExtensibleGroup):
 @click.option(
     "--allow-plugin", multiple=True, metavar="NAME", help="Installed package whose code the federation may run on this device."
 )
-@click.option(
-    "--direct-host", multiple=True, metavar="HOST",
-    help="S3 store with which this device may exchange blobs itself: HOST, HOST:PORT or http://HOST:PORT.",
-)  # fmt: skip
 @proxy_options
 @click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="Most epochs of one order.")
 @click.option(
@@ -291,7 +287,6 @@ def _train(given: dict[str, Any]) -> None:
         data=Path(given["data"][0]),
         model=given["allow_models"],
         plugins=given["allow_plugin"],
-        direct_hosts=given["direct_host"],
         disclose=given["disclose"],
         token=token_in(given["token"], given["token_file"]),
         connect_timeout_s=given["connect_timeout"],

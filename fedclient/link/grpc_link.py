@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
@@ -25,7 +23,6 @@ from attune.common.exchange.messages import (
     IssuedCertificate,
     Progress,
     Receipt,
-    SignedUrl,
     ToServer,
     Trouble,
     Update,
@@ -35,27 +32,23 @@ from attune.common.exchange.messages import (
 from attune.common.exchange.protobuf import (
     CONNECT,
     DOWNLOAD,
-    DOWNLOAD_URL,
     RENEW,
     SUBMIT,
     TARGET,
     UPLOAD,
     UPLOAD_OFFSET,
-    UPLOAD_URL,
-    Call,
 )
 from attune.common.grpc_errors import from_rpc, time_of
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, is_valid_at, needs_renewal, new_key
 from attune.common.protocol import PROCESS_KEY, UPLOAD_KEY
 from attune.common.pulse import Pulse
-from attune.common.wire.blobs import Readable
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.disclosure_log import DisclosureLog
 from attune.fedclient.home import Identity
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedclient.link.enrol import DIAGNOSIS_S, GrpcChannel, check_issued, check_usable
-from attune.fedclient.link.port import BlobRoute, Broken, Handle
+from attune.fedclient.link.port import Broken, Handle
 from attune.fedclient.messages import StreamOpened
 from attune.fedclient.resource_limits import Allowance
 
@@ -76,7 +69,6 @@ class GrpcLink:
         allowance: Bound on the rate of bytes.
         stall_s: How long a transfer may make no progress.
         log: Notes what is sent.
-        route: The way of blobs past the server; None: there is none.
         process: A word that tells this program from others with the same identity; empty: a new one.
     """
 
@@ -88,10 +80,9 @@ class GrpcLink:
         allowance: Allowance | None = None,
         stall_s: float = 60.0,
         log: DisclosureLog | None = None,
-        route: BlobRoute | None = None,
         process: str = "",
     ) -> None:
-        self._route, self.address, self.identity, self.stall_s, self._log = route, address, identity, stall_s, log
+        self.address, self.identity, self.stall_s, self._log = address, identity, stall_s, log
         self._keep, self._allowance = keep, allowance or Allowance(0.0)
         self.open = asyncio.Event()
         self.inline_bytes, self.waits, self.renews = 0, False, True
@@ -204,8 +195,6 @@ class GrpcLink:
                             self._beat()
                         continue
                     if isinstance(message, Welcome):
-                        if self._route is not None:
-                            self._route.offer(message.direct)
                         self.inline_bytes, self.waits = min(message.inline_bytes, hello.inline_bytes), message.waits
                     await handle(message)
         except Broken as broken:
@@ -262,27 +251,6 @@ class GrpcLink:
             self._outbox.put_nowait(None if message is None else self._wire.written(CONNECT, message))
 
     # --- bulk
-
-    async def get(self, digest: str, offset: int, size: int, take: Callable[[bytes], None]) -> bool:
-        ask = functools.partial(self._ask, DOWNLOAD_URL, DownloadRequest(digest, offset))
-        return self._route is not None and await self._route.download(ask, offset, size, take, self._allowance.spend)
-
-    async def put(self, target: UploadTarget, source: Callable[[], Path | Readable]) -> bool:
-        async def moving(count: int) -> None:
-            if self._log is not None:
-                self._log.note_bytes(target, count)
-            await self._allowance.spend(count)
-
-        if self._route is None:
-            return False
-        if self._log is not None and self._route.usable:
-            self._log.note_part(target)
-        return await self._route.upload(functools.partial(self._ask, UPLOAD_URL), target, source, moving)
-
-    async def _ask(self, call: Call, question: Any) -> SignedUrl:
-        with self._wire.call(self._wire.unary(call)(question, timeout=self.stall_s)) as asked:
-            place: SignedUrl = await asked
-            return place
 
     async def read(self, digest: str, offset: int, take: Callable[[bytes], None]) -> None:
         download = self._wire.receiving(DOWNLOAD)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import NoReturn, Protocol
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError
-from attune.common.exchange.messages import Answer, DirectUpload, Hello, SignedUrl, Update, UploadTarget
-from attune.common.wire.blobs import Readable
+from attune.common.exchange.messages import Answer, Hello, Update, UploadTarget
 from attune.fedclient.home import Identity
 from attune.fedclient.messages import Event
 
@@ -27,8 +25,6 @@ FINAL = (
 )  # end the device, not the order alone
 
 Handle = Callable[[Event], Awaitable[None]]
-BlobSource = Callable[[], Path | Readable]
-Moved = Callable[[int], Awaitable[None]]
 
 
 class Broken(Exception):
@@ -37,25 +33,6 @@ class Broken(Exception):
     def __init__(self, reason: str, connecting: bool = False) -> None:
         super().__init__(reason)
         self.connecting = connecting
-
-
-class BlobRoute(Protocol):
-    """Way of blobs past the server (the seam `direct_route`). It may decline: then they go by streams."""
-
-    @property
-    def usable(self) -> bool:
-        """True if it may be tried now."""
-
-    def offer(self, address: str) -> None:
-        """Take note of the store that the server offers; none for an empty text."""
-
-    async def download(
-        self, ask: Callable[[], Awaitable[SignedUrl]], offset: int, size: int, take: Callable[[bytes], None], moved: Moved
-    ) -> bool: ...
-
-    async def upload(
-        self, ask: Callable[[DirectUpload], Awaitable[SignedUrl]], target: UploadTarget, source: BlobSource, moved: Moved
-    ) -> bool: ...
 
 
 class Link(Protocol):
@@ -111,31 +88,6 @@ class Link(Protocol):
         Raises:
             Broken: The transport failed.
             UnknownBlob, Forbidden: The server does not offer the blob.
-        """
-
-    async def get(self, digest: str, offset: int, size: int, take: Callable[[bytes], None]) -> bool:
-        """Pass the blob's bytes on from the server's S3 store, where both sides allow that; return False if `read` must.
-
-        Args:
-            digest: Digest of the blob.
-            offset: How many bytes are here.
-            size: How many bytes the whole blob has.
-            take: Takes the bytes, in order.
-
-        Raises:
-            Broken, UnknownBlob, Forbidden: As for `read`.
-        """
-
-    async def put(self, target: UploadTarget, source: Callable[[], Path | Readable]) -> bool:
-        """Write a blob to the server's S3 store, where both sides allow that; return False if `upload` must.
-
-        Args:
-            target: The blob; its offset does not matter.
-            source: Opens its bytes.
-
-        Raises:
-            Broken: The transport failed.
-            AttuneError: The server named an error.
         """
 
     async def upload_offset(self, target: UploadTarget) -> int:

@@ -184,9 +184,7 @@ async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[
         async def go_on(buffer: ReceiveBuffer = buffer, attempt: int = attempt) -> None:
             nonlocal unknown
             try:
-                # Bytes that were wrong once do not come from the store again.
-                if attempt > 1 or not await link.get(ref.digest, buffer.offset, ref.size, buffer.write):
-                    await link.read(ref.digest, buffer.offset, buffer.write)
+                await link.read(ref.digest, buffer.offset, buffer.write)
             except UnknownBlob as error:
                 unknown += 1
                 if unknown == asks:
@@ -336,13 +334,11 @@ class _Attempt:
                 return
             target = UploadTarget(self._result.order_id, part.part, part.digest, part.size)
             try:
-                # Bytes that arrived damaged once do not go to the store again.
-                if damaged or not await self._link.put(target, blob):
-                    if ask:
-                        target = replace(target, offset=min(await self._link.upload_offset(target), part.size))
-                    ask = True
-                    frames = paced_frames(blob(), target.offset)
-                    await self._link.upload(target, _then(frames, sent.set) if self._at_once else frames)
+                if ask:
+                    target = replace(target, offset=min(await self._link.upload_offset(target), part.size))
+                ask = True
+                frames = paced_frames(blob(), target.offset)
+                await self._link.upload(target, _then(frames, sent.set) if self._at_once else frames)
                 sent.set()
             except BaseException as error:
                 sent.clear()

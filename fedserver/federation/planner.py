@@ -46,7 +46,6 @@ class Planner:
     Attributes:
         planless: Done once no plan could be made; why.
         profiles: The devices for which this process made the plan.
-        direct: Address of the S3 store with which devices may exchange blobs themselves.
         variants: The variant of the model that each device has, once it has connected under a plan with variants.
     """
 
@@ -56,7 +55,6 @@ class Planner:
         self.planless: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()
         self.profiles: Mapping[str, Profile] = {}
         self.variants: dict[str, str] = {}
-        self.direct = ""
         self._common = scales.Scales()  # by a masked sum
         self._summing, self._summed = False, False  # whether statistics for common scales are being summed, or were
 
@@ -185,4 +183,4 @@ class Planner:
 
     def welcome(self, plan: Plan) -> Welcome:
         """Return what a device is told first."""
-        return Welcome(msgspec.json.encode(plan), self._settings.server.inline_bytes, True, self.direct)
+        return Welcome(msgspec.json.encode(plan), self._settings.server.inline_bytes, True)

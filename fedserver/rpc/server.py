@@ -40,7 +40,6 @@ from attune.fedserver.rpc.auth import Auth, caller
 from attune.fedserver.rpc.connection_limiter import PAUSE_S, Bounds, ConnectionLimiter, ConnectionReport
 from attune.fedserver.rpc.pulses import DevicePulses
 from attune.fedserver.rpc.service import BlobService, FederationService
-from attune.seams import DirectMaker
 
 WATCHES_A_CALLER, WATCHES = 2, 256
 
@@ -129,7 +128,6 @@ class GrpcServer:
         coordinator: Coordinator,
         storage: Storage,
         executors: Executors,
-        direct: DirectMaker | None = None,
     ) -> None:
         self._settings, self._registrar, self._coordinator = settings, registrar, coordinator
         state, members, updates = coordinator.state, coordinator.members, coordinator.updates
@@ -142,9 +140,7 @@ class GrpcServer:
         auth = Auth(registrar, state.troubles, refusals, self._connections, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
         federation = FederationService(members, updates, registrar, pulses, state.turns)
-        self._direct = direct(state.book, updates) if direct is not None else None
-        coordinator.planner.direct = self._direct.address if self._direct is not None else ""
-        transfers = BlobService(state.book, storage.blobs, updates, executors, pulses, state.activity, self._direct)
+        transfers = BlobService(state.book, storage.blobs, updates, executors, pulses, state.activity)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
         self._storage, self._operators = storage, AdminService(coordinator, registrar, admin, storage.ledger)
         admin_pb2_grpc.add_AdminServicer_to_server(self._operators, server)
@@ -179,8 +175,6 @@ class GrpcServer:
             "the watch on stores": self._try_stores,
             "the watch on streams": self._pulses.run,
         }
-        if self._direct is not None:
-            watches["the watch on direct transfers"] = self._direct.watch
         keep_up = self._coordinator.state.troubles.keep_up
         watching = [asyncio.create_task(keep_up(step, watch)) for step, watch in watches.items()]
         try:
@@ -190,8 +184,6 @@ class GrpcServer:
                 task.cancel()
             self._coordinator.state.streams.hang_up()
             await self._server.stop(STOP_GRACE_S)
-            if self._direct is not None:
-                await self._direct.close()
 
     async def _watch(self) -> None:
         await self._coordinator.ready.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -15,7 +15,6 @@ from attune.common.errors import AttuneError, LimitExceeded, SettingError, Stall
 from attune.common.exchange.messages import (
     Beat,
     Description,
-    DirectUpload,
     DownloadRequest,
     EnrolRequest,
     Hello,
@@ -23,7 +22,6 @@ from attune.common.exchange.messages import (
     Progress,
     Receipt,
     SecureMessage,
-    SignedUrl,
     StatisticsReport,
     Trouble,
     UnitReport,
@@ -34,7 +32,6 @@ from attune.common.exchange.protobuf import (
     BLOBS,
     CONNECT,
     DOWNLOAD,
-    DOWNLOAD_URL,
     ENROL,
     FEDERATION,
     RENEW,
@@ -42,7 +39,6 @@ from attune.common.exchange.protobuf import (
     TARGET,
     UPLOAD,
     UPLOAD_OFFSET,
-    UPLOAD_URL,
     Call,
 )
 from attune.common.protocol import PROCESS_KEY, PROTOCOL, UPLOAD_KEY
@@ -184,20 +180,6 @@ STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
 BATCH_FRAMES = 2  # full frames handed to a disk thread at a time, while as many more are on their way
 
 
-class DirectCalls(Protocol):
-    """Transfers between devices and S3 themselves (the seam `direct_transfers`), for the calls that ask where."""
-
-    address: str  # of the store, for devices
-
-    async def download_url(self, name: str, digest: str) -> SignedUrl: ...
-
-    async def upload_url(self, name: str, asked: DirectUpload) -> SignedUrl: ...
-
-    async def watch(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 class BlobService:
     """Transfer of raw frames, registered with identity serializers, so that bytes are not copied into messages."""
 
@@ -209,17 +191,13 @@ class BlobService:
         executors: Executors,
         pulses: DevicePulses,
         activity: DeviceActivity,
-        direct: DirectCalls | None,
     ) -> None:
-        self._direct = direct
         self._book, self._blobs, self._updates, self._activity = book, blobs, updates, activity
         self._executors, self._pulses = executors, pulses
 
     def handler(self) -> grpc.GenericRpcHandler:
         unary: dict[Call, Any] = {
             UPLOAD_OFFSET: self.upload_offset,
-            DOWNLOAD_URL: self.download_url,
-            UPLOAD_URL: self.upload_url,
         }
         handlers = {
             DOWNLOAD.name: grpc.unary_stream_rpc_method_handler(self.download, DOWNLOAD.request.read, DOWNLOAD.reply.write),
@@ -277,18 +255,6 @@ class BlobService:
 
     async def upload_offset(self, target: UploadTarget, context: grpc.aio.ServicerContext) -> int:
         return self._updates.offset(caller().name, target)
-
-    async def download_url(self, request: DownloadRequest, context: grpc.aio.ServicerContext) -> SignedUrl:
-        return SignedUrl() if self._direct is None else await self._direct.download_url(caller().name, request.digest)
-
-    async def upload_url(self, asked: DirectUpload, context: grpc.aio.ServicerContext) -> SignedUrl:
-        name = caller().name
-        if self._direct is None:
-            return SignedUrl()
-        place = await self._direct.upload_url(name, asked)
-        if place.url:
-            self._activity.enter(name, DeviceStage.SENDING)
-        return place
 
 
 async def _given_up(task: asyncio.Future[Any]) -> None:

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from attune.common import aio
 from attune.common.errors import Unreachable
-from attune.features.remote.device import StoreFailed, StoreRequest
 from attune.fedclient.address import Proxy, ServerAddress
 
 TARGET = ServerAddress("server.invalid", 50051)
@@ -92,28 +90,6 @@ def test_a_connection_through_a_hostile_proxy_ends_with_plain_words(kind: str) -
         error = ended(lambda: proxy.connect(TARGET, WITHIN_S))
     assert type(error) is Unreachable and str(proxy) in str(error)
     assert str(error).isprintable() and len(str(error)) < 400 and "geheim" not in str(error), str(error)
-
-
-@pytest.mark.parametrize("kind", ANSWERS)
-def test_a_store_behind_a_hostile_proxy_is_given_up_and_leaves_no_thread(kind: str) -> None:
-    before = set(threading.enumerate())
-    with hostile(ANSWERS[kind]) as proxy:
-
-        async def fetched() -> None:
-            origin = "http://store.invalid:9000"
-            request = StoreRequest(f"{origin}/bucket/key?x=1", {origin}, proxy, WITHIN_S, WITHIN_S)
-            try:
-                async for _ in request.get(0, 10):
-                    pass
-            finally:
-                request.close()
-
-        error = ended(lambda: aio.run(fetched()))
-        assert type(error) is StoreFailed and str(error).isprintable() and "geheim" not in str(error)
-    deadline = time.monotonic() + PATIENCE_S
-    while left := [thread for thread in set(threading.enumerate()) - before if not thread.daemon]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
 
 
 def test_what_opens_the_way_and_says_no_more_is_a_proxy() -> None:

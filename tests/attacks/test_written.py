@@ -198,25 +198,6 @@ def uploads_and_their_offsets(victim: Victim) -> None:
             ask(pb.UploadTarget(order_id=where[0], part=where[1], digest=where[2], size=100), timeout=CALL_S)
 
 
-def addresses_of_a_store(victim: Victim) -> None:
-    """Ask for addresses, of one's own order and of others, with digests of up to 10,000 parts."""
-    eve, order = victim.devices["eve"], victim.orders["eve"].id
-    ask = {
-        "DownloadUrl": lambda number: pb.DownloadRequest(digest=f"sha256:{number:064x}", offset=number << 40),
-        "UploadUrl": lambda number: pb.DirectUpload(
-            target=pb.UploadTarget(
-                order_id=order if number % 2 else f"train-{number}-eve", part="shared", digest=f"sha256:{number:064x}", size=100
-            ),
-            part_digests=[bytes(32)] * (number % 3 * 5_000),
-        ),
-    }
-    for number in range(TIMES):
-        for name, message in ask.items():
-            with contextlib.suppress(grpc.RpcError):
-                call = eve.channel.unary_unary(f"/attune.v1.Blobs/{name}", request_serializer=lambda m: m.SerializeToString())
-                call(message(number), timeout=CALL_S)
-
-
 def calls_of_operators(victim: Victim) -> None:
     eve = victim.devices["eve"]
     for number in range(TIMES):
@@ -244,8 +225,6 @@ FLOODS: dict[str, tuple[Flood, ...]] = {
     "Blobs.Download": (downloads,),
     "Blobs.Upload": (uploads_and_their_offsets,),
     "Blobs.UploadOffset": (uploads_and_their_offsets,),
-    "Blobs.DownloadUrl": (addresses_of_a_store,),
-    "Blobs.UploadUrl": (addresses_of_a_store,),
     "hello": (come_with_another_shape, come_with_a_message_that_is_too_large, hello_again_and_again),
     "progress": (progress_back_and_forth, progress_of_others),
     "trouble": (trouble_without_an_order, trouble_with_an_order),

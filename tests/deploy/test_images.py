@@ -61,7 +61,7 @@ def test_the_second_stage_is_small_and_not_root(name, instructions):
 def test_the_image_of_a_device_has_nothing_that_only_a_server_needs(instructions):
     installs = {name: [rest for word, rest in instructions(name) if word == "RUN" and "pip install" in rest] for name in IMAGES}
     asked = {name: lines[-1].split()[-1] for name, lines in installs.items()}
-    assert asked == {"Dockerfile.server": "'.[server,direct]'", "Dockerfile.client": "'.[train]'"}
+    assert asked == {"Dockerfile.server": "'.[server]'", "Dockerfile.client": "'.[train]'"}
 
 
 @pytest.mark.parametrize(("name", "command"), IMAGES.items())

@@ -64,14 +64,6 @@ def test_security_has_the_measured_cost_of_stalling(page: Any, root: Path) -> No
     assert len(costs) == 4 and said in prose(page, "docs/security.md")
 
 
-def test_scale_has_the_bytes_of_direct_transfers(page: Any, root: Path) -> None:
-    runs = json.loads((root / "benchmarks" / "results" / "direct.json").read_text(encoding="utf-8"))["runs"]
-    passed = {(run["method"], run["transfer"]): f"{run['port_up'] / 1e6:.2f} / {run['port_down'] / 1e6:.2f}" for run in runs}
-    said = page("docs/scale.md").text
-    for method, name in (("fedavg", "FedAvg"), ("fedmcsa", "FedMCSA")):
-        assert f"| {name} | {passed[method, 'stream']} | {passed[method, 'direct']} |" in said
-
-
 def test_scale_has_the_measured_cost_of_single_calls(page: Any, root: Path) -> None:
     result = json.loads((root / "benchmarks" / "results" / "stores.json").read_text(encoding="utf-8"))
     said = page("docs/scale.md").text.partition("| | folder | PostgreSQL and S3 |\n|---|---|---|\n")[2].partition("\n\n")[0]

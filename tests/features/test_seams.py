@@ -58,14 +58,11 @@ def test_what_needs_an_absent_feature_is_refused_by_name(
         with pytest.raises(SystemExit):
             cli.main()
         assert capsys.readouterr().err == f"fedserver: {seams.absent(feature, f'fedserver {command}')}\n"
-    assert seams.direct_route((), print, None) is None
     for what, ask in {
         "a dashboard": lambda: seams.watch(True),
         "the executor 'ray'": seams.ray_workers,
         "plot": lambda: seams.pictures_of(None, None, ()),
         "state in s3://b": lambda: seams.remote_storage(tmp_path, "postgresql://h/d", "s3://b"),
-        'setting server.transfer = "direct"': lambda: seams.direct_transfers(None, ""),
-        "--direct-host": lambda: seams.direct_route(("http://store",), print, None),
     }.items():
         with pytest.raises(SettingError, match=f"{re.escape(what)}.* needs the feature '(web|cluster|remote|pictures)'"):
             ask()

@@ -25,15 +25,11 @@ def _messages() -> list[bytes]:
         pb.DeviceMessage(trouble=pb.Trouble(order_id=f"train-1-{WHO}", reason="\x1b[2J[/bold]\n")),
         update,
         pb.UploadTarget(order_id=f"train-1-{WHO}", part="shared", digest=DIGEST, size=9),
-        pb.DirectUpload(
-            target=pb.UploadTarget(order_id=f"train-1-{WHO}", part="shared", digest=DIGEST, size=9), part_digests=[bytes(32)]
-        ),
         pb.EnrolRequest(name=WHO, csr_der=csr_der(key, WHO)),
         pb.RenewRequest(csr_der=csr_der(key, WHO)),
         hello,
         pb.ServerMessage(order=order),
         pb.ServerMessage(notice=pb.Notice(text="hello")),
-        pb.SignedUrl(url="https://s3.example/key?X-Amz-Signature=0", offset=9),
         pb.Receipt(status=pb.Receipt.STATUS_LATE, message="late"),
     )
     place = {kind: number for number, (kind, _) in enumerate(MESSAGES)}

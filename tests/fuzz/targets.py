@@ -11,11 +11,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf.message import DecodeError, Message
-from msgspec.structs import asdict
 
 from attune.common.errors import AttuneError
 from attune.common.exchange.messages import read_profile
-from attune.common.exchange.protobuf import DIRECT_UPLOAD, TO_DEVICE, TO_SERVER, UPDATE
+from attune.common.exchange.protobuf import TO_DEVICE, TO_SERVER, UPDATE
 from attune.common.identity.certificates import authority_certificate
 from attune.common.identity.credential import load_key, new_key
 from attune.common.identity.names import check_name
@@ -25,7 +24,6 @@ from attune.common.pb import federation_pb2 as pb
 from attune.common.text import LONGEST, clean
 from attune.common.wire.digest import check_digest
 from attune.common.wire.header import Limits, layout_in
-from attune.fedclient.address import store_origin
 from attune.fedserver.core import data_form
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import DeviceRecord
@@ -105,10 +103,6 @@ def _upload(message: pb.UploadTarget) -> None:
     check_digest(message.digest, WHO)
 
 
-def _direct_upload(message: pb.DirectUpload) -> None:
-    _upload(pb.UploadTarget(**asdict(DIRECT_UPLOAD.read(message.SerializeToString()).target)))
-
-
 def _enrol(message: pb.EnrolRequest) -> None:
     check_name(message.name)
     csr(message.csr_der)
@@ -138,8 +132,6 @@ MESSAGES: tuple[tuple[type[Message], Callable[[Any], None]], ...] = (
     (pb.UploadReply, _nothing),
     (admin_pb2.NewTokenRequest, _nothing),
     (admin_pb2.RevokeRequest, lambda message: check_name(message.name)),
-    (pb.DirectUpload, _direct_upload),
-    (pb.SignedUrl, lambda message: store_origin(message.url)),
 )
 
 

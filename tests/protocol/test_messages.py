@@ -17,7 +17,6 @@ from attune.common.exchange import protobuf as exchange
 from attune.common.exchange.messages import (
     Beat,
     BlobRef,
-    DirectUpload,
     DownloadRequest,
     EnrolRequest,
     Farewell,
@@ -29,7 +28,6 @@ from attune.common.exchange.messages import (
     Receipt,
     SecureMember,
     SecureMessage,
-    SignedUrl,
     Trouble,
     Update,
     UploadTarget,
@@ -113,16 +111,6 @@ def test_an_order_of_an_earlier_server_that_asks_for_finishing_is_read_without()
 def test_a_report_of_an_earlier_device_that_finished_is_read() -> None:
     sent = b'{"kept":"finished-common","likelihood_after_0":-3.5,"likelihood_after_20":-2.5}'
     assert read_metrics(sent, "kiel") == Metrics(kept="finished-common")
-
-
-def test_messages_of_direct_transfers_come_back_and_hide_their_address() -> None:
-    asked = DirectUpload(UploadTarget("train-4-kiel", "shared", D2, 70), (bytes(32), b"1" * 32))
-    place = SignedUrl("https://s3.example/key?X-Amz-Signature=secret", 8 << 20)
-    for message, codec in ((asked, exchange.DIRECT_UPLOAD), (place, exchange.SIGNED_URL)):
-        assert codec.read(codec.write(message)) == message
-    welcome = Welcome(b"{}", 65536, waits=True, direct="https://s3.example")
-    assert exchange.TO_DEVICE.read(exchange.TO_DEVICE.write(welcome)) == welcome
-    assert "secret" not in repr(place)
 
 
 SECURE = SecureMessage(

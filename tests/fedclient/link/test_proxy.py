@@ -19,9 +19,6 @@ from attune.fedclient.doctor import reachable
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedserver.identity.authority import Authority
 from tests.connect_proxy import ConnectProxy, certificate, connect_proxy
-from tests.fedclient.link.test_direct_route import DATA, Phone, Store, ranged, store
-
-__all__ = ["store"]  # a fixture
 
 NAMES = ("grpc_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "http_proxy", "no_proxy", "NO_PROXY")
 
@@ -167,16 +164,3 @@ def test_another_federation_behind_a_proxy_is_not_blamed_on_the_proxy(
         answer = aio.run(scenario(proxy))
     assert type(answer) is FingerprintMismatch and "opens TLS" not in str(answer)
     assert short_form(stranger.certificate_pem) in str(answer)
-
-
-def test_direct_transfers_go_through_the_proxy_too(store: Store, tmp_path: Path) -> None:
-    store.answers = [ranged()]
-    port = store.address.rpartition(":")[2]
-    with connect_proxy(tmp_path) as proxy:
-        direct, through = (Phone(store, f"http://store.invalid:{port}", proxy=by) for by in (None, Proxy.parse(proxy.address)))
-        for phone in (direct, through):
-            phone.url = phone.url.replace("127.0.0.1", "store.invalid")
-            phone.route.offer(f"http://store.invalid:{port}")
-        direct.broken()
-        assert through.download() and bytes(through.here) == DATA
-        assert proxy.asked == [f"store.invalid:{port} 200"]

@@ -3,9 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
@@ -161,21 +159,3 @@ def test_blobs_that_cannot_be_removed_now_are_removed_later(
     assert "removed later" in caplog.text
     assert storage.blobs.names("state/") == []
     assert objects(storage) == set()
-
-
-def test_what_is_made_in_the_server_has_an_address_while_it_is_served(storage: RemoteStorage) -> None:
-    """Give devices generated weights and compressed values directly, too; several may ask for the same at once."""
-    pytest.importorskip("botocore")
-    data = bytes(range(256)) * 1000
-    blob = storage.blobs.put("serve/shared.zst", data)
-    direct = storage.direct("")
-    with ThreadPoolExecutor(4) as threads:
-        urls = list(threads.map(lambda _: direct.download_url(blob), range(4)))
-    for url in (*urls, direct.download_url(blob)):
-        with urlopen(url) as answer:  # noqa: S310 - of the test's own store
-            assert answer.read() == data
-    assert len(objects(storage)) == 1
-    storage.blobs.remove([blob.name])
-    assert objects(storage) == set()
-    upload = storage.blobs.put("uploads/kiel.x", b"not served")
-    assert direct.download_url(upload) == ""
