@@ -338,8 +338,8 @@ class Device:
             await self.worker.do(self.store.check_room, self.options.resources, coming_bytes)
         tensors = await together([fetch(self.link, ref, expected, self.console.say) for ref, expected in missing])
         fail_at(slot.orders.who, order.round, "order-fetched")
-        fetched = dict(zip((ref.digest for ref, _ in missing), tensors, strict=True))
-        bytes_down = sum(ref.sent.size for ref, _ in missing)
+        fetched = {ref.digest: parts for (ref, _), parts in zip(missing, tensors, strict=True)}
+        bytes_down = sum([ref.sent.size for ref, _ in missing])
         progress = self._progress_of(order)
         return await self.worker.carry_out(Work(learner, order, fetched, bytes_down, progress, stop.is_set))
 

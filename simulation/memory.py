@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from threading import Lock, RLock
@@ -21,6 +22,7 @@ from attune.fedserver.stores.table_ledger import TableLedger
 from attune.fedserver.stores.tables import Tables, certificate_in, snapshot_in
 
 T = TypeVar("T")
+LAST = chr(sys.maxunicode)  # sorts behind all other characters
 P = ParamSpec("P")
 
 
@@ -49,7 +51,7 @@ class MemoryBlobs(CheckedBlobs):
         self._digests: dict[str, str] = {}  # name -> digest
         self._sorted: list[str] = []  # the names: those that begin alike are found without a look at the others
         self._content: dict[str, bytes | bytearray] = {}
-        self._holders: dict[str, int] = {}  # digest -> number of names
+        self._holders = Counter[str]()  # digest -> number of names
         self._lock = Lock()
 
     def create(self, name: str, size: int, durable: bool = True) -> _MemoryTarget:
@@ -64,8 +66,9 @@ class MemoryBlobs(CheckedBlobs):
             before = self._digests.get(name)
             if before is None:
                 bisect.insort(self._sorted, name)
-            self._holders[digest] = self._holders.get(digest, 0) + 1
-            self._content.setdefault(digest, data)
+            self._holders[digest] += 1
+            if digest not in self._content:
+                self._content[digest] = data
             self._digests[name] = self._known[name] = digest
             if before is not None:
                 self._release(before)
@@ -100,7 +103,7 @@ class MemoryBlobs(CheckedBlobs):
     def names(self, prefix: str) -> list[str]:
         with self._lock:
             first = bisect.bisect_left(self._sorted, prefix)
-            return self._sorted[first : bisect.bisect_right(self._sorted, prefix + chr(sys.maxunicode), first)]
+            return self._sorted[first : bisect.bisect_right(self._sorted, prefix + LAST, first)]
 
     def remove(self, names: Sequence[str]) -> None:
         with self._lock:

@@ -77,10 +77,9 @@ class Order(msgspec.Struct, frozen=True):
     def carrying(self, data: Mapping[str, bytes]) -> Order:
         """Return the order with these blobs (digest -> bytes) in it, each once."""
         left = dict(data)
-        downloads, cold_start = (
-            tuple(ref.carrying(left.pop(ref.sent.digest, b"")) for ref in refs) for refs in (self.downloads, self.cold_start)
-        )
-        return replace(self, downloads=downloads, cold_start=cold_start)
+        downloads = [ref.carrying(left.pop(ref.sent.digest, b"")) for ref in self.downloads]
+        cold_start = [ref.carrying(left.pop(ref.sent.digest, b"")) for ref in self.cold_start]
+        return replace(self, downloads=tuple(downloads), cold_start=tuple(cold_start))
 
 
 class Update(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar, TypeGuard
 
 import torch
 
@@ -117,7 +118,9 @@ BLOCK = 1 << 18  # numbers at a time, which stay in the cache
 
 
 class TensorSource(ByManifest[torch.Tensor]):
-    """Named tensors on the CPU. Each access gives a new tensor."""
+    """Named tensors on the CPU. Each access gives a new tensor. watches: whether this is WatchedTensors."""
+
+    watches: ClassVar[bool] = False
 
     @property
     def stored(self) -> bool:
@@ -192,6 +195,8 @@ class Cast(TensorView):
 class WatchedTensors(TensorView):
     """A source whose values are looked at as they are read, in blocks of BLOCK numbers at most, and stay as they are."""
 
+    watches: ClassVar[bool] = True
+
     @property
     def stored(self) -> bool:
         return self.source.stored
@@ -209,10 +214,15 @@ class WatchedTensors(TensorView):
         return piece_N
 
 
+def _watches(tensors: TensorSource) -> TypeGuard[WatchedTensors]:
+    """Return whether values are looked at. isinstance would ask Mapping, which takes three calls."""
+    return tensors.watches
+
+
 def read_through(tensors: TensorSource) -> None:
     """Read each tensor once, block by block, so that each check that watches has seen all of it."""
     looks: list[Callable[[str, torch.Tensor, int], None]] = []
-    while isinstance(tensors, WatchedTensors):
+    while _watches(tensors):
         looks, tensors = [tensors.look, *looks], tensors.source
     for name in tensors:
         for start, block_N in tensors.blocks(name, BLOCK):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from copy import deepcopy
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -177,7 +176,9 @@ async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[
 
     if ref.data:
         buffer_B, layout = _inline(ref, limit_bytes, who, None if ref.encoding else tuple(expected.items()))
-        return views(deepcopy(buffer_B), layout, who)  # not copies of single tensors: products depend on their places in memory
+        copy_B = room(ref.size)  # of the whole, not of single tensors: products depend on their places in memory
+        copy_B[:] = buffer_B
+        return views(copy_B, layout, who)
     for attempt in range(1, ATTEMPTS + 1):
         buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, who)
 
@@ -290,7 +291,7 @@ class _Attempt:
     ) -> None:
         self._attempt = attempt
         self._link, self._orders, self._result, self._resume, self._complain = link, orders, result, resume, complain
-        self._inline = first and sum(part.size for part in result.parts) <= link.inline_bytes
+        self._inline = first and sum([part.size for part in result.parts]) <= link.inline_bytes
         self._at_once = first and link.waits
         self._sent = {part.part: asyncio.Event() for part in (() if self._inline else result.parts)}
         self.refused = False  # what the server refused last was the update itself

@@ -315,7 +315,7 @@ class Learner:
         parts, owed, embedding, given, of_samples = {}, dict(state.owed), state.embedding, state.given, False
         for part in self._returned(order):
             change = self.returns[part] == "change"
-            before = state.received if change or any(ref.part == part for ref in order.downloads) else None
+            before = state.received if change or part in [ref.part for ref in order.downloads] else None
             if part == SOLVED:
                 is_one_sum = GAMMA in self.holdings.expected(SOLVED)
                 values = self.evaluation.sums(is_one_sum)

@@ -18,7 +18,16 @@ from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.executor import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure, mean_score
-from attune.fedclient.work.objectives.base import LocalTask, Network, Objective, OnProgress, Tensors, Trained, extras_of, split
+from attune.fedclient.work.objectives.base import (
+    PERSONAL,
+    LocalTask,
+    Network,
+    Objective,
+    OnProgress,
+    Tensors,
+    Trained,
+    extras_of,
+)
 from attune.fedclient.work.objectives.descent import autocast
 from attune.fedclient.work.own_loop import Data, scored, with_loop
 from attune.fedclient.work.predictors.base import PlainPredictor, Predictor
@@ -149,7 +158,7 @@ class Trainer:
     ) -> Jobs[Tensors]:
         """Return the tensors with which the device predicts. Arguments are those of `training`."""
         if type(self.predictor).prepare is PlainPredictor.prepare and self.hooks.train is None:
-            return split(tensors)[0]
+            return {name: tensor for name, tensor in tensors.items() if not name.startswith(PERSONAL)}
         task = self._task(tensors, received, x, y, seeds, cancelled=cancelled)
         prepared = yield from self._looped(self.predictor.work(task))
         return {name: tensor if tensor.is_cpu else tensor.cpu() for name, tensor in prepared.items()}

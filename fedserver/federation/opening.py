@@ -83,7 +83,7 @@ class OrderSender:
                 if digest not in data:
                     data[digest] = await self._state.executors.disk(self._bytes, blob)
             if stream is not None:
-                whole = all(ref.sent.digest in inline for ref in (*order.downloads, *order.cold_start))
+                whole = inline.keys() >= {ref.sent.digest for ref in (*order.downloads, *order.cold_start)}
                 self._state.activity.enter(name, WORK[work] if whole else DeviceStage.WAITING, "" if whole else HAS_ORDER)
             self._state.streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
@@ -147,7 +147,8 @@ class OrderSender:
         stream = self._state.streams.get(name)
         room = 0 if stream is None else min(stream.inline_bytes, self._settings.server.inline_bytes)
         inline: dict[str, Blob] = {}
-        for ref in (reference.sent for reference in (*order.downloads, *order.cold_start)):
+        for reference in (*order.downloads, *order.cold_start):
+            ref = reference.sent
             if ref.digest not in inline and ref.size <= room:
                 inline[ref.digest] = self._book.offered(name, ref.digest)
                 room -= ref.size

@@ -248,7 +248,7 @@ class Updates:
                 raise UpdateRefused(f"{name} handed in {wrong} in another encoding than its order asks for")
             blobs = await self._taken_in(order_id, update)
             here |= blobs
-            row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
+            row = msgspec.structs.replace(row, bytes_up=sum([blob.size for blob in blobs.values()]))
             arrived = await self._arrive(name, order, blobs)
             values = {part: part_update.blob for part, part_update in arrived.items()}
             facts = {part: part_update.facts for part, part_update in arrived.items() if part_update.facts}

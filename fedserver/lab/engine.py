@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import cast
 
 import msgspec
 from msgspec.structs import replace
+from typing_extensions import Self
 
 from attune.common.exchange.registry import growth_of, settings_of
 from attune.common.exchange.transform import ArrivalContext, Cohort, NotASum, PartUpdate, RoundContext, is_sealed
@@ -50,6 +50,17 @@ class _Closing(msgspec.Struct):
     unmasking: Unmasking | None = None
     bounded: dict[str, float] = {}
     without_vote: set[str] = set()
+
+
+class OpenFiles(list[TensorFile]):
+    """Files that are open during a block, and are closed at its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self:
+            file.close()
 
 
 class Engine:
@@ -184,8 +195,8 @@ class Engine:
     ) -> Arrived:
         """Decode an update and check it in one pass over its tensors, as the port."""
         who, group = f"{client}'s {part} update", self.groups.of(client, part)
-        with ExitStack() as stack:
-            file, before = self._opened(blob, stack), self._base(client, part, stack)
+        with OpenFiles() as files:
+            file, before = self._opened(blob, files), self._base(client, part, files)
             context = ArrivalContext(client, part, who, encoding, group.manifest, before, served, max_norm)
             tensors = group.chain.on_arrival(PartUpdate(client, 0.0, file), context).tensors
             values = tensors.opened(tensors.by) if is_sealed(tensors) else cast(TensorSource, tensors)
@@ -195,18 +206,18 @@ class Engine:
                 context.end()
                 return Arrived(blob, context.facts)
             create = partial(self._blobs.create, f"{blob.name}.{encoding or 'values'}", durable=False)
-            writer = stack.enter_context(TensorWriter(create, values.manifest))
-            for name in writer.layout.manifest:
-                writer.put(name, values[name])
-            context.end()
-            return Arrived(writer.close(), context.facts)
+            with TensorWriter(create, values.manifest) as writer:
+                for name in writer.layout.manifest:
+                    writer.put(name, values[name])
+                context.end()
+                return Arrived(writer.close(), context.facts)
 
-    def _base(self, client: str, part: PartKind, stack: ExitStack) -> TensorFile | None:
+    def _base(self, client: str, part: PartKind, files: OpenFiles) -> TensorFile | None:
         """Return a client's values of a part before its training; None if it hands in their delta."""
         group = self.groups.of(client, part)
         values = group.settings.returns == "values" and part != SOLVED and not self._is_rebased(group)
         slot = group.aggregator.slot(client) if values else None
-        return self._opened(group.vault.blob(slot), stack) if slot else None
+        return self._opened(group.vault.blob(slot), files) if slot else None
 
     def _is_rebased(self, group: Group) -> bool:
         """Return whether devices hand in changes, maybe from an older state, where the aggregator takes values."""
@@ -293,9 +304,9 @@ class Engine:
         for name, group, members in self.groups.members(entries):
             if adaptation is not None and group.part not in adaptation.returns:
                 continue
-            with ExitStack() as stack:
+            with OpenFiles() as files:
                 theirs = {client: entries[client] for client in members if group.part in entries[client].parts}
-                cohort = self._cohort(closing, name, group, theirs, votes, stack)
+                cohort = self._cohort(closing, name, group, theirs, votes, files)
                 if group.chain.sealed_by:
                     metrics |= {key: value for update in cohort.updates for key, value in update.facts.items()}
                 numbers = group.aggregator.close_round(cohort.updates) if votes else group.aggregator.fit(cohort.updates)
@@ -311,22 +322,22 @@ class Engine:
         group: Group,
         entries: Mapping[str, AcceptedUpdate],
         votes: bool,
-        stack: ExitStack,
+        files: OpenFiles,
     ) -> Cohort:
         """Return a cohort's updates of a group as its aggregator gets them."""
         part, norms = group.part, closing.norms.setdefault(name, {})
-        base = partial(self._base, part=part, stack=stack)
+        base = partial(self._base, part=part, files=files)
         context = RoundContext(part, self._closed + 1, base, votes, closing.bounded, norms=norms, unmasking=closing.unmasking)
         context.manifest, context.inputs = group.manifest, self._inputs(group, entries)
         context.attempt = max((entry.attempt for entry in entries.values()), default=0)
-        cohort = Cohort(part, tuple(self._update(group, client, entry, stack) for client, entry in sorted(entries.items())))
+        cohort = Cohort(part, tuple(self._update(group, client, entry, files) for client, entry in sorted(entries.items())))
         cohort = group.chain.on_cohort(cohort, context)
         closing.without_vote |= context.without_vote
         slot = group.aggregator.slot("") if self._is_rebased(group) else None
-        present = None if slot is None else self._opened(group.vault.blob(slot), stack)
+        present = None if slot is None else self._opened(group.vault.blob(slot), files)
         fresh = {client: entry.fresh for client, entry in entries.items()}  # a sum of updates has no name
         returns = group.settings.returns
-        heard = (weighed(update, fresh.get(update.client, 1.0), returns, present) for update in cohort.updates)
+        heard = [weighed(update, fresh.get(update.client, 1.0), returns, present) for update in cohort.updates]
         return replace(cohort, updates=tuple(heard))
 
     def _inputs(self, group: Group, entries: Mapping[str, AcceptedUpdate]) -> tuple[str, ...]:
@@ -337,8 +348,8 @@ class Engine:
         handed_in = (entry.parts[group.part].digest for entry in entries.values())
         return tuple(sorted([group.vault.blob(slot).digest, *handed_in]))
 
-    def _update(self, group: Group, client: str, entry: AcceptedUpdate, stack: ExitStack) -> PartUpdate:
-        file, sealed_by = self._opened(entry.parts[group.part], stack), group.chain.sealed_by
+    def _update(self, group: Group, client: str, entry: AcceptedUpdate, files: OpenFiles) -> PartUpdate:
+        file, sealed_by = self._opened(entry.parts[group.part], files), group.chain.sealed_by
         values = file if sealed_by else Cast(file, group.manifest)
         # Networks train on fewer samples than sums are over.
         samples = values[GRAM][-1] if group.part == SOLVED and not sealed_by else entry.row.samples or 0
@@ -355,8 +366,10 @@ class Engine:
         self._closing = _Closing({part: dict(norms) for part, norms in self._norms.items()}, unmasking)
         return self._closing
 
-    def _opened(self, blob: Blob, stack: ExitStack) -> TensorFile:
-        return stack.enter_context(TensorFile(self._blobs.open(blob)))
+    def _opened(self, blob: Blob, files: OpenFiles) -> TensorFile:
+        file = TensorFile(self._blobs.open(blob))
+        files.append(file)
+        return file
 
     def staged_slots(self) -> list[Slot]:
         return [slot for group in self.groups for slot in group.vault.staged_slots()]

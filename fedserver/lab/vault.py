@@ -168,7 +168,9 @@ class ByVariant(Generic[P]):
     def members(self, clients: Iterable[str], solved: bool = True) -> Iterator[tuple[str, P, list[str]]]:
         """Yield each thing, with its name and those of the clients for which it is; maybe without the closed form, for all."""
         names, by_variant = list(clients), dict[str, list[str]]()
-        for client in names:
+        if not self.variants:
+            by_variant[""] = names
+        for client in names if self.variants else ():
             by_variant.setdefault(self.variants.get(client, ""), []).append(client)
         for name, one in self.by_name.items():
             if one.part == SOLVED and solved:

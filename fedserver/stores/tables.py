@@ -167,7 +167,7 @@ class Tables:
         return self._db.execute(asked, (public_key,)).fetchone() is not None
 
     def update_device(self, name: str, /, **fields: Any) -> None:
-        assignments = ", ".join(f"{column} = ?" for column in fields)
+        assignments = ", ".join([f"{column} = ?" for column in fields])
         with self._db.synced() if "revoked" in fields else nullcontext():
             self._db.execute(f"UPDATE devices SET {assignments} WHERE name = ?", (*fields.values(), name))  # noqa: S608
 

@@ -98,7 +98,7 @@ class Descent:
     def moving(self) -> tuple[str, ...]:
         """The names of the tensors that take gradients."""
         movable = self.task.movable(self.tensors, self.is_own)
-        return tuple(name for name in movable if self.names is None or name in self.names)
+        return tuple(movable if self.names is None else [name for name in movable if name in self.names])
 
     def decay(self, name: str) -> float:
         """Return the weight decay of a tensor."""

@@ -219,11 +219,12 @@ def _key(job: Any) -> Hashable:
         loop = (job.moving, job.undecayed, job.purpose, job.share, job.is_own, job.repeat, job.ahead)
         what = (job.settings, *loop, job.noise is not None)
         tensors = (_shapes(job.tensors), _shapes(job.beside))
-        return ("descent", job.task.family, what, tensors, _sample(job.task.x), _sample(job.task.y), job.task.device)
+        x, y = job.task.x, job.task.y
+        return ("descent", job.task.family, what, tensors, x.shape[1:], x.dtype, y.shape[1:], y.dtype, job.task.device)
     if kind is Scores and job.trainer.family is not None and job.x.shape[0]:
-        return ("scores", job.trainer.family, _shapes(job.prepared), _sample(job.x), job.trainer.device)
+        return ("scores", job.trainer.family, _shapes(job.prepared), job.x.shape[1:], job.x.dtype, job.trainer.device)
     if kind is Accuracy and job.trainer.family is not None and job.x.shape[0]:
-        samples = (_sample(job.x), _sample(job.y))
+        samples = (job.x.shape[1:], job.x.dtype, job.y.shape[1:], job.y.dtype)
         return ("accuracy", job.trainer.family, _shapes(job.prepared), samples, job.trainer.device)
     if kind is Weighing:
         return ("weighing", tuple(job.probability), *{p.shape[1:] for p in job.probability.values()})
@@ -232,7 +233,3 @@ def _key(job: Any) -> Hashable:
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Hashable:
     return tuple([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
-
-
-def _sample(samples: Tensor) -> tuple[Hashable, Hashable]:
-    return samples.shape[1:], samples.dtype

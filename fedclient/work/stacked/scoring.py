@@ -99,7 +99,7 @@ class PaddedSamples:
         """Return (k, rows, ...): so many samples from `at` on of each tensor. Its first sample fills up the rest."""
         key = (at, rows, *map(id, samples))
         entry = self._kept.get(key)
-        if entry is not None and all(kept() is tensor for kept, tensor in zip(entry[0], samples, strict=True)):
+        if entry is not None and False not in [kept() is tensor for kept, tensor in zip(entry[0], samples, strict=True)]:
             return entry[1]
         made = _rows(samples, sizes, at, rows)
         self._bytes += made.nbytes - (entry[1].nbytes if entry else 0)  # an id may be that of a tensor that is gone
