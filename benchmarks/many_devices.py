@@ -1,7 +1,7 @@
 """Memory and time of a simulation of very many devices, of which few train in a round.
 
 `python -m benchmarks.many_devices`: 10,000 devices with 60 samples each, MLR 60 x 10, 50 devices in a round. The peak is of the
-whole process: Python, torch, all samples, all devices' state. Ordinary models are left out: fitting them takes longer than all rounds.
+whole process: Python, torch, all samples, and all devices' state. Ordinary models are left out: they take longer than rounds.
 """
 
 from __future__ import annotations
