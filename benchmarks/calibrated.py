@@ -1,7 +1,8 @@
 """How often intervals and tests of AUROC are right in simulated fleets, among the figures that are shown.
 
-`python -m benchmarks.calibrated --out benchmarks/results/calibrated.csv`. Rows that the file has are not measured again. Fleets of
-any size are dealt from the same sites. `site_error` and `pooled_error` are standard errors of a share of 95 or 5 % (Monte Carlo).
+`python -m benchmarks.calibrated --out benchmarks/results/calibrated.csv`. Rows that the file has are not measured again.
+Fleets of any size are dealt from the same sites. `site_error` and `pooled_error` are Monte Carlo standard errors of a share of
+95 or 5 %.
 
 A site has 40 to 2,000 test cases, log-uniform; in grouped fleets each case (a patient) has 1 to 7 samples. The risks by both
 models are normal with a correlation of 0.5, so true areas are known. In a fleet of kind "none" both models are equally good. In
@@ -30,7 +31,7 @@ SIZES, MOST_SAMPLES = (40, 2000), 7
 CORRELATION, RIVAL, GAIN, DEVIATION = 0.5, 1.0, 0.4, 0.15  # separations of risks, in deviations of them
 STOCKS = [(share, kind, grouped) for grouped, share, kind in product((False, True), SHARES, ("none", "some"))]
 COLUMNS = (
-    "events", "kind", "grouped", "sites_looked_at", "sites_shown", "area_covered", "gain_covered", "wrong", "power", "site_error",
+    "events", "kind", "grouped", "looked_at", "sites_shown", "area_covered", "gain_covered", "wrong", "power", "site_error",
     "sites", "fleets", "pooled_shown", "pooled_covered", "pooled_wrong", "pooled_power", "pooled_error",
 )  # fmt: skip
 
@@ -78,9 +79,13 @@ def site(draw: np.random.Generator, share: float, some: bool, grouped: bool, loo
 
 
 def rows(share: float, kind: str, grouped: bool, sites: int, looked: int) -> list[dict[str, object]]:
-    """Return the lines of one kind of sites, one for each size of fleets; `looked` of the sites are looked at themselves."""
+    """Return the lines of one kind of sites, one for each size of fleets; `looked` sites with figures are looked at, too."""
     draw, some = np.random.default_rng((round(100 * share), kind == "some", grouped)), kind == "some"
-    stock = [site(draw, share, some, grouped, at < looked) for at in range(sites)]
+    stock, right = list[Shown | None](), []
+    for _ in range(sites):
+        stock.append(one := site(draw, share, some, grouped, len(right) < looked))
+        if one is not None and one.right is not None:
+            right.append(one.right)
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     true = sum(w * area_of(RIVAL + GAIN + DEVIATION * t) for t, w in zip(nodes, weights / weights.sum(), strict=True))
     true = float(true) - area_of(RIVAL) if some else 0.0
@@ -91,10 +96,10 @@ def rows(share: float, kind: str, grouped: bool, sites: int, looked: int) -> lis
     def error(count: int) -> str:
         return f"{math.sqrt(LEVEL * (1 - LEVEL) / max(1, count)):.4f}"
 
-    right = [one.right for one in stock[:looked] if one is not None and one.right is not None]
     of_sites = (
-        share, kind, "yes" if grouped else "no", looked, f"{sum(one is not None for one in stock) / sites:.4f}",
-        *(rate([of[at] for of in right]) for at in range(3)), rate([called for *_, called in right]) if some else "", error(len(right)),
+        share, kind, "yes" if grouped else "no", len(right), f"{sum(one is not None for one in stock) / sites:.4f}",
+        *(rate([of[at] for of in right]) for at in range(3)), rate([called for *_, called in right]) if some else "",
+        error(len(right)),
     )  # fmt: skip
     lines = []
     for size in SITES:
@@ -103,16 +108,18 @@ def rows(share: float, kind: str, grouped: bool, sites: int, looked: int) -> lis
         over = [mean.interval for mean in means if mean is not None and mean.interval is not None]
         beyond = [high < 0 or (low > 0 and not some) for low, high in over]
         of_fleets = (
-            size, len(fleets), f"{len(over) / len(fleets):.4f}", rate([low <= true <= high for low, high in over]), rate(beyond),
-            rate([low > 0 for low, _ in over]) if some else "", error(len(over)),
+            size, len(fleets), f"{len(over) / len(fleets):.4f}", rate([low <= true <= high for low, high in over]),
+            rate(beyond), rate([low > 0 for low, _ in over]) if some else "", error(len(over)),
         )  # fmt: skip
         lines.append(dict(zip(COLUMNS, of_sites + of_fleets, strict=True)))
     return lines
 
 
 @click.command()
-@click.option("--sites", default=60000, show_default=True, help="Sites of each kind, dealt to fleets.")
-@click.option("--looked", default=20000, show_default=True, help="Sites whose own intervals and tests are looked at.")
+@click.option("--sites", default=24000, show_default=True, help="Sites of each kind, dealt to fleets.")
+@click.option(
+    "--looked", default=3000, show_default=True, help="Sites with figures whose own intervals and tests are looked at."
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
 def main(sites: int, looked: int, out: Path) -> None:
     """Measure what `out` has not, and write rows as they come."""

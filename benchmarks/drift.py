@@ -2,8 +2,8 @@
 
     python -m benchmarks.drift
 
-It draws the errors on the test part and on new samples, and calls the product's own code. Written to results/drift.csv: with each
-share its standard error, and an upper bound of what any test can find.
+It draws the errors on the test part and on new samples, and calls the product's own code. Written to results/drift.csv, with
+the standard error of each share, and an upper bound of what any test can find.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attune.features.finished.drift import CHANCE, begun, looked
 from benchmarks.result_file import table
 
 RESULT = Path(__file__).parent / "results" / "drift.csv"
-FLEET, PER_LOOK, YEAR = 2000, 20, 365  # devices drawn, new samples a look, looks
+FLEET, PER_LOOK, YEAR = 1000, 20, 365  # devices drawn, new samples a look, looks
 WITHIN = 500  # samples in which a rise is to be found
 BEFORE, AFTER = 0.10, 0.25  # shares of errors
 REFERENCES = (50, 100, 200, 400)

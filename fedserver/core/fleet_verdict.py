@@ -177,8 +177,8 @@ def pooled(sites: Sequence[tuple[float, float]], too_few: int = 0) -> Pooled | N
     """Return the mean of differences, each with its standard error; None without any.
 
     Variances are estimates of a few cases, and small ones go with large areas. As they are, they would decide the weights too
-    much: the interval covered 92 to 94 % in simulated fleets of five sites (benchmarks/calibrated.py). So in the weights they are
-    drawn half way, in their logarithms, to their median (Berkey et al., Statistics in Medicine 1995). Hartung and Knapp's
+    much: the interval covered 92 to 94 % in simulated fleets of five sites (benchmarks/calibrated.py). So in the weights they
+    are drawn half way, in their logarithms, to their median (Berkey et al., Statistics in Medicine 1995). Hartung and Knapp's
     interval is for weights by the variances themselves; with these it covered up to 98 %.
     """
     if not sites:
