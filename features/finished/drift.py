@@ -67,7 +67,7 @@ class DriftWatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def limit(self) -> float:
-        """The error beyond which there is an alarm in the end."""
+        """The largest error that the test part allows, plus the tolerance."""
         return self.limits[-1]
 
     @property
