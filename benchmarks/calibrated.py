@@ -81,7 +81,7 @@ def site(draw: np.random.Generator, share: float, some: bool, grouped: bool, loo
 def rows(share: float, kind: str, grouped: bool, sites: int, looked: int) -> list[dict[str, object]]:
     """Return the lines of one kind of sites, one for each size of fleets; `looked` sites with figures are looked at, too."""
     draw, some = np.random.default_rng((round(100 * share), kind == "some", grouped)), kind == "some"
-    stock, right = list[Shown | None](), []
+    stock, right = list[Shown | None](), list[tuple[bool, bool, bool, bool]]()
     for _ in range(sites):
         stock.append(one := site(draw, share, some, grouped, len(right) < looked))
         if one is not None and one.right is not None:
@@ -101,7 +101,7 @@ def rows(share: float, kind: str, grouped: bool, sites: int, looked: int) -> lis
         *(rate([of[at] for of in right]) for at in range(3)), rate([called for *_, called in right]) if some else "",
         error(len(right)),
     )  # fmt: skip
-    lines = []
+    lines = list[dict[str, object]]()
     for size in SITES:
         fleets = [[one for one in stock[at : at + size] if one is not None] for at in range(0, sites - size + 1, size)]
         means = [pooled([(one.gain, one.error) for one in fleet]) for fleet in fleets]

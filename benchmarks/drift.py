@@ -44,7 +44,7 @@ def most_found(reference: int, steps: int = 61) -> float:
     counts = np.arange(reference + 1)[:, None], np.arange(WITHIN + 1)[None]
 
     def log_chance(old: float, new: float) -> np.ndarray:
-        return (binom.logpmf(counts[0], reference, old) + binom.logpmf(counts[1], WITHIN, new)).ravel()
+        return np.ravel(binom.logpmf(counts[0], reference, old) + binom.logpmf(counts[1], WITHIN, new))
 
     risen, found_at = log_chance(BEFORE, AFTER), []
     for error in np.linspace(BEFORE, AFTER, steps):

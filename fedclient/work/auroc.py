@@ -34,7 +34,7 @@ def freedom(event_N: Events, groups: Places | None = None) -> int:
     """
     group_N = np.arange(len(event_N)) if groups is None else groups
     parts = [np.unique(group_N[of_N], return_counts=True)[1].astype(float) ** 2 for of_N in (event_N, ~event_N)]
-    return max(1, round(min(part_G.sum() ** 2 / (part_G @ part_G) for part_G in parts)) - 1)
+    return max(1, round(min(float(part_G.sum() ** 2 / (part_G @ part_G)) for part_G in parts)) - 1)
 
 
 def has_cases(y_N: npt.NDArray[np.intp], classes: int, groups: Places | None = None, fewest: int = FEWEST_CASES) -> bool:
