@@ -193,8 +193,8 @@ def pooled(sites: Sequence[tuple[float, float]], too_few: int = 0) -> Pooled | N
     interval = prediction = None
     if len(sites) >= FOR_INTERVAL:
         robust = [(share * (gain - mean)) ** 2 / max(TINY, 1 - share) for share, gain in zip(shares, gains, strict=True)]
-        own = math.fsum((share * error) ** 2 for share, error in zip(shares, errors, strict=True))
-        error = max(math.sqrt(math.fsum(robust)), math.sqrt(own) / student(freedom))
+        sampling = math.fsum((share * error) ** 2 for share, error in zip(shares, errors, strict=True))
+        error = max(math.sqrt(math.fsum(robust)), math.sqrt(sampling) / student(freedom))
         interval = _about(mean, student(freedom) * error)
     if len(sites) >= FOR_PREDICTION:
         prediction = _about(mean, student(freedom - 1) * math.hypot(error, math.sqrt(between)))
