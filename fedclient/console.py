@@ -60,8 +60,8 @@ class Console:
         self.say(f"done: {message}" if message else "done")
         for line in comparison_of(result):
             self.say(line)
-        accuracy = "" if result.accuracy is None else f"  accuracy {result.accuracy:.3f}"
-        self.say(f"model{accuracy}  {path or 'in memory'}")
+        score = "" if result.accuracy is None else f"  {SCORED[result.task].metric} {result.accuracy:.3f}"
+        self.say(f"model{score}  {path or 'in memory'}")
 
     def progress(self, what: str, done: float) -> None:
         """Note progress, `done` from 0 to 1. Long work gets a line with the time left now and then."""

@@ -1,9 +1,13 @@
 """Drift of a finished model: daily bets that its error on new samples is larger than it was at the end (`fedclient watch`).
 
-The error at the end has an upper bound from the test part (Clopper and Pearson, Biometrika 1934). While the error of new
-samples is at most that bound plus a tolerance (Podkopaev and Ramdas, ICLR 2022), nobody who bets against it gains for long:
-the capital of all bets is a martingale (Waudby-Smith and Ramdas, JRSS B 2024), and exceeds 1 / chance only with that chance,
-however often one looks. J bets; bet 0 keeps its stake as a reserve. Nothing here leaves the device.
+The error at the end is not known, so there are bets against each error that it may have been, plus a tolerance (Podkopaev and
+Ramdas, ICLR 2022). While the error of new samples is at most that, nobody gains for long: the capital is a martingale
+(Waudby-Smith and Ramdas, JRSS B 2024), and ever exceeds 1 / h with a chance of at most h. What the test part says of an error
+is a p-value P (Clopper and Pearson, Biometrika 1934). An alarm needs a capital of at least 1 / h(P) against each error, with
+h(P) = min(1, (LEAST / P)^2). Since P is uniform at the true error, or larger, the chance of a false alarm is at most the
+integral of h, 2 LEAST - LEAST^2 = CHANCE, however often one looks. A part of the money waits, for a change that comes late.
+
+G errors, J bets. Nothing here leaves the device.
 """
 
 from __future__ import annotations
@@ -26,10 +30,11 @@ from attune.fedclient.model.artifact import Model
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 FILE, MOST_BYTES = "drift.json", 64 << 20
-OF_BOUND, OF_BETS = 0.03, 0.02  # chances that the bound is too low, and that the bets are right by luck: at most 5 % together
-RESERVE = 0.5  # of the capital at the start; from it each look stakes a share anew, for a change that comes late
-SHARE = 0.01
-PARTS = np.concatenate([[0.0], np.geomspace(0.05, 0.95, 12)])  # of the largest stake that cannot lose everything
+CHANCE = 0.05  # of a false alarm
+LEAST = 1 - (1 - CHANCE) ** 0.5  # p-value below which an error needs no bets
+LEVELS = np.geomspace(1, LEAST, 41)  # p-values between which an error lies: G cells
+ODDS = np.array([1.25, 1.5, 2, 4])  # by how much larger the bets say that the odds of a wrong answer are
+RESERVE, LEAD = 0.5, 100  # share that waits at the start; after k looks RESERVE LEAD / (LEAD + k) waits
 LARGEST_BOUND = 0.95  # an error above which nothing can be told from it
 
 
@@ -40,25 +45,30 @@ class DriftWatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         model: Digests of the model's files: another model is watched anew.
         samples: Samples of the test part.
         errors: How many of them the model has wrong.
-        limit: The error that the bets are against: the bound plus the tolerance.
-        capitals: Logarithm of the capital of each bet, (J,).
+        limits: The errors that the bets are against, (G,): each the largest of its cell, plus the tolerance.
+        capitals: Logarithms of the capitals of bets, (G * J,).
         counted: New samples that have counted.
         wrong: How many of them the model has wrong.
         looks: Calls that brought new samples.
-        alarm: After how many new samples the capital was first above 1 / OF_BETS; 0: it never was.
+        alarm: After how many new samples the capital was first large enough; 0: it never was.
         seen: Digests of samples that have counted, and of those of the shard, which never count.
     """
 
     model: str
     samples: int
     errors: int
-    limit: float
+    limits: tuple[float, ...]
     capitals: tuple[float, ...]
     seen: tuple[str, ...]
     counted: int = 0
     wrong: int = 0
     looks: int = 0
     alarm: int = 0
+
+    @property
+    def limit(self) -> float:
+        """The largest error that the test part allows, plus the tolerance."""
+        return self.limits[-1]
 
     @property
     def words(self) -> str:
@@ -80,30 +90,28 @@ def begun(model: str, samples: int, errors: int, tolerance: float = 0.0, seen: C
     """
     from scipy.stats import beta
 
-    bound = float(beta.ppf(1 - OF_BOUND, errors + 1, samples - errors)) if errors < samples else 1.0
-    if bound + tolerance > LARGEST_BOUND:
+    limit_G = beta.ppf(1 - LEVELS[1:], errors + 1, samples - errors) + tolerance if errors < samples else np.array([1.0])
+    if limit_G[-1] > LARGEST_BOUND:
         raise SettingError(
             f"{samples} test samples, of which the model has {errors} wrong, and a tolerance of {tolerance:g} allow any error "
-            f"up to {bound + tolerance:.2f}: more test samples are needed to see drift"
+            f"up to {limit_G[-1]:.2f}: more test samples are needed to see drift"
         )
-    stakes = np.append(RESERVE, np.full(len(PARTS) - 1, (1 - RESERVE) / (len(PARTS) - 1)))
-    return DriftWatch(model, samples, errors, bound + tolerance, tuple(np.log(stakes).tolist()), tuple(seen))
+    capital = float(np.log((1 - RESERVE) / len(ODDS)))
+    return DriftWatch(model, samples, errors, tuple(limit_G.tolist()), (capital,) * (len(limit_G) * len(ODDS)), tuple(seen))
 
 
 def looked(watch: DriftWatch, wrong: int, samples: int) -> DriftWatch:
     """Return the watch after new samples, of which so many are wrong; their order does not matter."""
     if not samples:
         return watch
-    capital_J = np.array(watch.capitals)
+    capital_GJ, waits = np.reshape(watch.capitals, (-1, len(ODDS))), RESERVE * LEAD / (LEAD + watch.looks)
     if watch.looks:
-        capital_J[1:] = np.logaddexp(capital_J[1:], capital_J[0] + np.log(SHARE / (len(PARTS) - 1)))
-        capital_J[0] += np.log1p(-SHARE)
-    stake_J = PARTS / watch.limit
-    capital_J += wrong * np.log1p(stake_J * (1 - watch.limit)) + (samples - wrong) * np.log1p(-stake_J * watch.limit)
-    counted = watch.counted + samples
-    found_now = float(np.logaddexp.reduce(capital_J)) >= -np.log(OF_BETS)
+        capital_GJ = np.logaddexp(capital_GJ, np.log(waits / (LEAD + watch.looks - 1) / len(ODDS)))
+    capital_GJ = capital_GJ + wrong * np.log(ODDS) - samples * np.log1p(np.outer(watch.limits, ODDS - 1))
+    capital_G = np.logaddexp(np.logaddexp.reduce(capital_GJ, 1), np.log(waits))
+    counted, found_now = watch.counted + samples, bool((capital_G >= 2 * np.log(LEVELS[:-1] / LEAST)).all())
     return msgspec.structs.replace(
-        watch, capitals=tuple(capital_J.tolist()), counted=counted, wrong=watch.wrong + wrong, looks=watch.looks + 1,
+        watch, capitals=tuple(capital_GJ.ravel().tolist()), counted=counted, wrong=watch.wrong + wrong, looks=watch.looks + 1,
         alarm=watch.alarm or (counted if found_now else 0),
     )  # fmt: skip
 
@@ -156,7 +164,7 @@ def watch_new(
 def _read(path: Path) -> DriftWatch:
     try:
         watch = from_json(read_small(path, MOST_BYTES), DriftWatch)
-        if len(watch.capitals) == len(PARTS):
+        if len(watch.capitals) == len(watch.limits) * len(ODDS) == (len(LEVELS) - 1) * len(ODDS):
             return watch
     except (OSError, msgspec.DecodeError):
         pass

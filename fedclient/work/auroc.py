@@ -26,6 +26,17 @@ def rarer(event_N: Events, groups: Places | None = None) -> int:
     return min(len(np.unique(group_N[event_N])), len(np.unique(group_N[~event_N])))
 
 
+def freedom(event_N: Events, groups: Places | None = None) -> int:
+    """Return the degrees of freedom of a variance between cases: one less than there are, of groups of unequal sizes fewer.
+
+    Where samples of a group are alike, a group of n has n^2 parts of the variance, so the groups are as good as
+    (sum n^2)^2 / sum n^4 equal ones (Satterthwaite, Biometrics Bulletin 1946).
+    """
+    group_N = np.arange(len(event_N)) if groups is None else groups
+    parts = [np.unique(group_N[of_N], return_counts=True)[1].astype(float) ** 2 for of_N in (event_N, ~event_N)]
+    return max(1, round(min(float(part_G.sum() ** 2 / (part_G @ part_G)) for part_G in parts)) - 1)
+
+
 def has_cases(y_N: npt.NDArray[np.intp], classes: int, groups: Places | None = None, fewest: int = FEWEST_CASES) -> bool:
     """Return whether each class, and the rest against it, has enough cases for a number."""
     return all(rarer(event_N, groups) >= fewest for event_N in _events(y_N, classes).values())
@@ -75,20 +86,19 @@ def _area(score_N: Floats, event_N: Events) -> float:
 def difference(kept_N: Floats, rival_N: Floats, event_N: Events, groups: Places | None = None) -> tuple[float, float]:
     """Return the difference of the areas by two models, and its error as it is reported.
 
-    Test and interval are by Student's t, with one degree of freedom less than there are cases. For that the error (DeLong's;
-    with groups Obuchowski's) is made larger, so that an interval by the normal distribution is as wide, wherever it is made.
+    Test and interval are by Student's t. For that the error (DeLong's; with groups Obuchowski's) is made larger, so that an
+    interval by the normal distribution is as wide, wherever it is made.
     """
     placed_N = _placed(kept_N, event_N) - _placed(rival_N, event_N)
-    wider = student(max(1, rarer(event_N, groups) - 1)) / Z
-    return float(placed_N[event_N].mean()), _delong(placed_N, event_N, groups) * wider
+    return float(placed_N[event_N].mean()), _delong(placed_N, event_N, groups) * student(freedom(event_N, groups)) / Z
 
 
 def gain(kept_N: Floats, rival_N: Floats, event_N: Events, groups: Places | None = None) -> tuple[float, float, float]:
     """Return the difference of the areas by two models, its error, and the p-value of the paired test."""
-    (over, error), cases = difference(kept_N, rival_N, event_N, groups), rarer(event_N, groups)
-    if cases < FEWEST_FOR_DELONG:
+    (over, error), degrees = difference(kept_N, rival_N, event_N, groups), freedom(event_N, groups)
+    if rarer(event_N, groups) < FEWEST_FOR_DELONG:
         return over, error, _swapping(kept_N, rival_N, event_N, groups)
-    return over, error, student_p(over / error * student(cases - 1) / Z, cases - 1) if error else 1.0
+    return over, error, student_p(over / error * student(degrees) / Z, degrees) if error else 1.0
 
 
 def sensitivities(score_N: Floats, event_N: Events) -> tuple[float, ...]:
@@ -147,8 +157,8 @@ def _edge(auroc: float, outside: float, events: int, others: int) -> float:
 def jackknife(score_N: Floats, event_N: Events, group_N: Places) -> tuple[float, float]:
     """Return the interval of an AUROC at LEVEL by leaving out each of G groups, on the scale of logits, with Student's t.
 
-    The degrees of freedom are those of the rarer kind of groups. Areas of 0 and 1, which show no deviation, have Newcombe's
-    interval, in which a group counts as one sample of each kind that it has.
+    Areas of 0 and 1, which show no deviation, have Newcombe's interval, in which a group counts as one sample of each kind that
+    it has.
     """
     groups, placed_N = int(group_N.max()) + 1, _placed(score_N, event_N)
     area = float(placed_N[event_N].mean())
@@ -166,7 +176,7 @@ def jackknife(score_N: Floats, event_N: Events, group_N: Places) -> tuple[float,
     logit_G = np.log(left_G / (1 - left_G))
     middle = math.log(area / (1 - area))
     error = math.sqrt((groups - 1) / groups * float(np.square(logit_G - logit_G.mean()).sum()))
-    half = student(max(1, rarer(event_N, group_N) - 1)) * error
+    half = student(freedom(event_N, group_N)) * error
     return 1 / (1 + math.exp(half - middle)), 1 / (1 + math.exp(-half - middle))
 
 

@@ -9,50 +9,72 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from scipy.integrate import quad
 from scipy.stats import binom
 
 import attune
 from attune.common.errors import HomeMismatch, SettingError
-from attune.features.finished.drift import OF_BETS, OF_BOUND, PARTS, RESERVE, SHARE, begun, looked, watch_new
+from attune.features.finished.drift import CHANCE, LEAD, LEAST, LEVELS, ODDS, RESERVE, begun, looked, watch_new
 from attune.fedclient.cli import main
 from attune.fedclient.home import DeviceHome
 
 
-def capital_of(watch) -> float:
-    return math.fsum(map(math.exp, watch.capitals))
+def capital_at(error: float, looks: list[tuple[int, int]]) -> float:
+    """Return by hand the capital against one error after looks of (wrong, samples): what waits, and what was staked when."""
+    waits, total = 1.0, 0.0
+    for at in range(len(looks)):
+        wrong, samples = map(sum, zip(*looks[at:], strict=True))
+        left = RESERVE * LEAD / (LEAD + at)
+        grown = (odds**wrong / (1 + (odds - 1) * error) ** samples for odds in ODDS)
+        total, waits = total + (waits - left) * math.fsum(grown) / len(ODDS), left
+    return waits + total
+
+
+def watched(samples: int, errors: int, looks: list[tuple[int, int]]):
+    watch = begun("", samples, errors)
+    for look in looks:
+        watch = looked(watch, *look)
+    return watch
 
 
 @pytest.mark.parametrize(("errors", "samples"), [(5, 50), (20, 200), (0, 30)])
-def test_the_bound_is_the_error_under_which_so_few_would_be_rare(errors: int, samples: int) -> None:
-    assert binom.cdf(errors, samples, begun("", samples, errors).limit) == pytest.approx(OF_BOUND)
-    assert begun("", samples, errors, 0.05).limit == pytest.approx(begun("", samples, errors).limit + 0.05)
+def test_each_limit_is_the_error_under_which_so_few_have_its_chance(errors: int, samples: int) -> None:
+    limits = begun("", samples, errors).limits
+    assert binom.cdf(errors, samples, limits) == pytest.approx(LEVELS[1:])
+    assert begun("", samples, errors, 0.05).limits == pytest.approx([limit + 0.05 for limit in limits])
 
 
-def test_one_look_by_hand() -> None:
-    """Bet j stakes b of its capital at odds by which one wrong answer gives 1 + b (1 - m) / m, a right one 1 - b."""
-    watch, stake = begun("", 50, 5), (1 - RESERVE) / (len(PARTS) - 1)
-    odds = (1 - watch.limit) / watch.limit
-    wrong, right = looked(watch, 1, 1), looked(watch, 0, 1)
-    assert [math.exp(c) for c in wrong.capitals] == pytest.approx([RESERVE, *(stake * (1 + part * odds) for part in PARTS[1:])])
-    assert [math.exp(c) for c in right.capitals] == pytest.approx([RESERVE, *(stake * (1 - part) for part in PARTS[1:])])
-    later = looked(right, 0, 1)
-    assert math.exp(later.capitals[0]) == pytest.approx(RESERVE * (1 - SHARE)), "a part of the reserve is staked at each look"
+def test_the_chances_of_all_errors_add_up_to_one_in_twenty() -> None:
+    assert quad(lambda p: min(1, (LEAST / p) ** 2), 0, 1, points=[LEAST])[0] == pytest.approx(CHANCE) == 0.05
 
 
-def test_where_the_error_is_at_the_limit_no_look_changes_the_expected_capital() -> None:
-    watch = begun("", 40, 6)
-    for seen in (0, 3):
-        before = looked(watch, seen, 10) if seen else watch
-        after = [binom.pmf(wrong, 25, watch.limit) * capital_of(looked(before, wrong, 25)) for wrong in range(26)]
-        assert math.fsum(after) == pytest.approx(capital_of(before))
+def test_looks_by_hand() -> None:
+    """A bet on odds d times as large gives d / (1 + (d - 1) m) for a wrong answer and 1 / (1 + (d - 1) m) for a right one."""
+    looks = [(1, 4), (0, 2), (3, 5)]
+    watch = watched(50, 5, looks)
+    capital_G = np.exp(np.reshape(watch.capitals, (-1, len(ODDS)))).sum(axis=1) + RESERVE * LEAD / (LEAD + 2)
+    assert capital_G == pytest.approx([capital_at(limit, looks) for limit in watch.limits])
     assert looked(watch, 0, 0) is watch
 
 
-def test_an_alarm_comes_when_the_capital_has_grown_by_so_much_and_stays() -> None:
-    watch = begun("", 200, 20)
-    while not watch.alarm:
-        before, watch = watch, looked(watch, 5, 10)
-    assert capital_of(before) < 1 / OF_BETS <= capital_of(watch) and watch.alarm == watch.counted
+def test_where_the_error_is_what_it_was_no_look_changes_the_expected_capital() -> None:
+    for error in (0.05, 0.2):
+        for before in ([], [(3, 10)]):
+            after = [binom.pmf(wrong, 25, error) * capital_at(error, [*before, (wrong, 25)]) for wrong in range(26)]
+            assert math.fsum(after) == pytest.approx(capital_at(error, before))
+
+
+@pytest.mark.parametrize("day", [(5, 20), (4, 20), (60, 60)])
+def test_an_alarm_needs_the_capital_against_each_error_and_stays(day: tuple[int, int]) -> None:
+    errors = np.linspace(0.001, 0.999, 500)
+    needed = (np.maximum(LEAST, binom.cdf(20, 200, errors)) / LEAST) ** 2
+    looks: list[tuple[int, int]] = []
+    while not (watch := watched(200, 20, looks)).alarm:
+        looks.append(day)
+    capital = np.array([capital_at(error, looks) for error in errors])
+    assert (capital >= needed)[needed > 1].all() and watch.alarm == watch.counted
+    soon = np.array([capital_at(error, looks[:-1]) for error in errors])
+    assert (soon < 1.5 * needed)[needed > 1].any(), "it does not come much later than it could"
     assert looked(watch, 0, 500).alarm == watch.alarm
     with pytest.raises(SettingError, match="more test samples are needed"):
         begun("", 5, 4)

@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from attune.common.metrics import FALSE_RATES
 from attune.common.statistics import Z
-from attune.fedclient.work.auroc import aurocs, interval, newcombe, rarer, sensitivities
+from attune.fedclient.work.auroc import aurocs, freedom, interval, newcombe, rarer, sensitivities
 
 Floats = npt.NDArray[np.float64]
 INTERVAL = {"auroc_low": 0.0, "auroc_high": 1.0}
@@ -129,6 +129,15 @@ def test_alike_copies_in_a_group_count_once() -> None:
     assert once["auroc_p_alone"] == pytest.approx(2 * student_t.sf(distance, 29))
 
 
+def test_unequal_groups_have_the_degrees_of_freedom_of_satterthwaite() -> None:
+    """Let twelve events have groups of 3, 3, 2, 1, 1, 1 and 1: 26^2 / (81 + 81 + 16 + 4) = 3.7 equal ones."""
+    event_N, group_N = np.arange(22) < 12, np.repeat(np.arange(17), [3, 3, 2, *[1] * 14])
+    assert rarer(event_N, group_N) == 7 and freedom(event_N, group_N) == 4 - 1
+    squares = (np.random.default_rng(0).normal(size=(20_000, 7)) ** 2) @ np.array([9, 9, 4, 1, 1, 1, 1])
+    assert 2 * squares.mean() ** 2 / squares.var() == pytest.approx(26**2 / 182, rel=0.05), "as a chi-square with so many"
+    assert freedom(np.arange(50) < 12) == 11 and freedom(np.arange(90) < 45, np.arange(90) // 3) == 14
+
+
 @pytest.mark.parametrize(("events", "others"), [(9, 200), (200, 9), (0, 50)])
 def test_fewer_than_ten_cases_give_no_number(events: int, others: int) -> None:
     y_N = np.repeat([1, 0], [events, others])
@@ -167,8 +176,7 @@ def test_the_interval_of_groups_leaves_each_of_them_out(seed: int) -> None:
     score_N, group_N = np.round(draw.normal(size=90) + event_N, 1), draw.permutation(np.arange(90) % 12)
     left = np.array([roc_auc_score(event_N[group_N != g], score_N[group_N != g]) for g in range(12)])
     logit_G, area = np.log(left / (1 - left)), roc_auc_score(event_N, score_N)
-    cases = min(len(set(group_N[event_N])), len(set(group_N[~event_N])))
-    half = student_t.ppf(0.975, cases - 1) * math.sqrt(11 / 12 * np.square(logit_G - logit_G.mean()).sum())
+    half = student_t.ppf(0.975, freedom(event_N, group_N)) * math.sqrt(11 / 12 * np.square(logit_G - logit_G.mean()).sum())
     ends = [1 / (1 + math.exp(-(math.log(area / (1 - area)) + sign * half))) for sign in (-1, 1)]
     assert interval(score_N, event_N, group_N) == pytest.approx(ends, rel=1e-5)
     low, high = interval(event_N.astype(float), event_N, group_N)

@@ -8,7 +8,7 @@ import torch
 
 from attune.common.metrics import RIVALS
 from attune.common.statistics import wilson
-from attune.fedclient.console import comparison_of, kept_words
+from attune.fedclient.console import Console, comparison_of, kept_words
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.blend import Weighing, weights_of
 from attune.fedclient.work.calibration import calibrated, log_likelihood
@@ -135,6 +135,11 @@ def test_a_model_that_learned_nothing_is_named_although_it_has_no_rival():
     useless = result(0.55, None, own_choice="common", accuracy_constant=0.6)
     assert comparison_of(useless) == ["no better than a constant answer, which has 0.600"]
     assert comparison_of(result(0.65, None, own_choice="common", accuracy_constant=0.6)) == []
+
+
+def test_the_last_line_names_the_score_of_the_model(capsys):
+    Console().kept("", result(0.8, None, own_choice="common", task="ranked"), None)
+    assert capsys.readouterr().out.splitlines()[-1] == "model  AUROC 0.800  in memory"
 
 
 def test_each_rival_is_compared_on_the_same_samples():
