@@ -104,8 +104,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.fit and (len(self.shape) not in (2, 3) or (self.names and len(self.names) != self.shape[-1])):
             raise SettingError(
-                "setting data.fit needs data.shape: (H, W, C) of images or (T, C) of series; and data.columns, if it is set, has a "
-                "name for each of the C channels"
+                "setting data.fit needs data.shape: (H, W, C) of images or (T, C) of series; and data.columns, if set, has a name "
+                "for each of the C channels"
             )
 
     @property
@@ -168,7 +168,7 @@ def channel_weights(form: ModelSpec | DataSettings, shape: Sequence[int], names:
     Args:
         form: The form to which samples are fitted.
         shape: Shape of a sample of the device.
-        names: Names of its channels; empty: the usual ones of images, or those of the form if they are as many.
+        names: Names of its channels. If they are not as many, or none: the form's for as many, else the usual ones of images.
 
     Returns:
         (C, K); empty if samples of this shape cannot be fitted.
@@ -176,6 +176,7 @@ def channel_weights(form: ModelSpec | DataSettings, shape: Sequence[int], names:
     wanted, count = form.channels, shape[-1]
     if not isinstance(wanted, list) or len(shape) != len(form.shape):
         return []
+    names = names if len(names) == count else ()
     if count == form.shape[-1] and not (names and wanted):
         return [[float(at == place) for at in range(count)] for place in range(count)]
     has = channels_of(shape, names)

@@ -323,16 +323,17 @@ def check_labelled_alike(shard: Shard, spec: ModelSpec, task: TaskName, classes:
         )
 
 
-def with_axes(x: Array, spec: ModelSpec, who: str) -> Array:
-    """Return samples with the axes of their kind, also images (N, C, H, W).
+def with_axes(x: Array, spec: ModelSpec, who: str, names: Sequence[str] = ()) -> Array:
+    """Return samples with the axes of their kind, also those of images (N, C, H, W). `names` are those of their channels.
 
     Raises:
         ShapeMismatch: They have too few axes or too many.
     """
     if spec.kind == "images":
-        last, first = spec.shape, (spec.shape[-1], *spec.shape[:-1])
-        if x.shape[1:] == first != last or (spec.channels is not msgspec.UNSET and kinds.channels_first(x.shape)):
-            x = kinds.channels_last(x)
+        is_first = x.shape[1:] == (spec.shape[-1], *spec.shape[:-1]) != spec.shape
+        if spec.channels is not msgspec.UNSET:  # of any size
+            is_first = kinds.channels_first(x.shape) and x.shape[-1] != spec.shape[-1] and not names
+        x = kinds.channels_last(x) if is_first else x
     try:
         return kinds.canonical(x, spec.kind, f"x of {who}")
     except ShardError as error:
@@ -367,7 +368,7 @@ def prepare_features(
         ShardError: Tokens are negative.
     """
     where = f"x of {who}"
-    x = with_axes(x, spec, who)
+    x = with_axes(x, spec, who, names)
     if is_fitted := bool(channel_weights(spec, x.shape[1:], names)):
         _check_finite(x, spec.kind, where)
         x = _fitted(as_fractions(x) if spec.kind == "images" else x, spec, names)

@@ -83,7 +83,7 @@ class FinishedModel(ABC):
         """Return what is said of pixels at the size of the images of which it is said."""
         if not self.info.model.labels_pixels or self.info.model.channels is msgspec.UNSET:
             return answers
-        return kinds.nearest(answers, with_axes(x, self.info.model, who).shape[1:3])
+        return kinds.nearest(answers, with_axes(x, self.info.model, who, self.info.channels or ()).shape[1:3])
 
     def prepared(self, x: npt.NDArray[Any], who: str = "the given data", names: Sequence[str] = ()) -> Any:
         """Return samples (N, ...) as the model takes them, prepared as in the training. Errors are those of `predict`.
