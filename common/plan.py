@@ -91,8 +91,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: list[Label] = []
     # Number of tokens. 0: the largest number that a device of round 1 declares.
     vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0
-    # Names of a table's features, or of the channels of series or images, in order; a device with others is refused. Empty: as
-    # most devices. Or a schema: sections [data.columns.NAME] (docs/tables.md).
+    # Names of a table's features, or of channels, in order; a device with others is refused. Empty: as most devices. Or a
+    # schema: sections [data.columns.NAME] (docs/tables.md).
     columns: list[str] | dict[str, Column] = []
     # Devices bring images of other sizes, series of other lengths and other channels to `data.shape` themselves
     # (docs/shards.md#other-sizes-and-channels).
@@ -104,8 +104,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.fit and (len(self.shape) not in (2, 3) or (self.names and len(self.names) != self.shape[-1])):
             raise SettingError(
-                "setting data.fit needs data.shape: (H, W, C) of images or (T, C) of series; and data.columns, if set, has a name "
-                "for each of the C channels"
+                "setting data.fit needs data.shape: (H, W, C) of images or (T, C) of series; and data.columns, if set, has a "
+                "name for each of the C channels"
             )
 
     @property

@@ -140,7 +140,7 @@ def read_shards(
         except AttuneError as error:
             problems[name] = error
     profiles = {name: shard.profile for name, shard in members.items() if name not in problems}
-    agreement = data_form.agree(profiles, declared=declared)
+    agreement = data_form.agree(profiles, form=declared)
     problems |= agreement.odd
     if agreement.tie:
         problems["the shards"] = ShapeMismatch(agreement.tie)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
-from attune.common.errors import NonFiniteFeatures, ShardError
-from attune.common.plan import POSITIONED, Kind, ModelSpec
+from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
+from attune.common.plan import POSITIONED, Kind, ModelSpec, channel_weights
 from attune.fedclient.data.arrays import Array
 
 MAX_VOCABULARY = 1 << 20  # every token needs a row of an embedding; larger numbers are probably identifiers
@@ -96,6 +97,45 @@ def resizing(size: Any, new: int, xp: Any = np) -> Any:
     reach = (2 * centre_I[:1]).clip(1.0)  # of the first new pixel, twice the centre is its width in old pixels
     weight_IS = (1 - abs(xp.arange(size, dtype=xp.float64) + 0.5 - centre_I[:, None]) / reach).clip(0.0)
     return weight_IS / weight_IS.sum(1)[:, None]
+
+
+def described(kind: Kind, shape: tuple[int, ...]) -> str:
+    """Return the kind and the shape of a sample in words."""
+    axes = {"images": "height x width x channels", "tokens": "length", "series": "steps x channels", "tabular": "features"}
+    return f"{kind} of {' x '.join(map(str, shape))} ({axes[kind]})"
+
+
+def with_axes(x: Array, spec: ModelSpec, who: str, names: Sequence[str] = ()) -> Array:
+    """Return samples with the axes of their kind, also those of images (N, C, H, W). `names` are those of their channels.
+
+    Raises:
+        ShapeMismatch: They have too few axes or too many.
+    """
+    if spec.kind == "images":
+        is_first = x.shape[1:] == (spec.shape[-1], *spec.shape[:-1]) != spec.shape
+        if spec.channels is not UNSET:  # of any size
+            is_first = channels_first(x.shape) and x.shape[-1] != spec.shape[-1] and not names
+        x = channels_last(x) if is_first else x
+    try:
+        return canonical(x, spec.kind, f"x of {who}")
+    except ShardError as error:
+        raise ShapeMismatch(f"{error}; the model takes {described(spec.kind, spec.shape)}") from None
+
+
+def as_fractions(x: Array) -> Array:
+    """Return images as the model takes them: 8 bits are divided by 255."""
+    return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x
+
+
+def fit(x: Array, spec: ModelSpec, names: Sequence[str]) -> Array:
+    """Return samples (N, ...) with the sizes and channels of a model; `x` itself if the plan does not let them be fitted.
+
+    `names` are those of their channels, if they are known.
+    """
+    if not (weights := channel_weights(spec, x.shape[1:], names)):
+        return x
+    numbers = as_fractions(x) if spec.kind == "images" else x
+    return np.asarray(fitted(numbers.astype(np.result_type(numbers, np.float32)), spec, weights))
 
 
 def fitted(x: Any, spec: ModelSpec, weights_CK: Sequence[Sequence[float]], xp: Any = np) -> Any:

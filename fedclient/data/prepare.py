@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
 from attune.common.methods.registry import configured_on_device
-from attune.common.plan import Kind, Label, ModelSpec, Plan, Scale, channel_weights
+from attune.common.plan import Kind, Label, ModelSpec, Plan, Scale
 from attune.common.schema import Schema, difference, remedy
 from attune.common.seeds import derive
 from attune.common.task import TaskName, asked
@@ -105,8 +105,8 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     spec = plan.model
     if shard.kind != spec.kind:
         raise ShapeMismatch(
-            f"shard {shard.name} holds {_described(shard.kind, shard.train_x.shape[1:])}, but the federation is about "
-            f"{_described(spec.kind, spec.shape)}; point --data at a shard of that kind"
+            f"shard {shard.name} holds {kinds.described(shard.kind, shard.train_x.shape[1:])}, but the federation is about "
+            f"{kinds.described(spec.kind, spec.shape)}; point --data at a shard of that kind"
         )
     check_labelled_alike(shard, spec, plan.task, plan.classes)
     _check_schema(shard, plan)
@@ -227,7 +227,7 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
         return Standardiser(*TableEncoder(shard.schema).public_scale, shard.fill, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
         _check_own_scale(shard, plan, "features")
-        x = _fitted(shard.train_x[fitted], plan.model, shard.column_names)
+        x = kinds.fit(shard.train_x[fitted], plan.model, shard.column_names)
         scaling = _blind(shard, fitted, unscaled(shard.schema, Standardiser.fit(x)))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
     scaling = unscaled(shard.schema, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
@@ -323,29 +323,6 @@ def check_labelled_alike(shard: Shard, spec: ModelSpec, task: TaskName, classes:
         )
 
 
-def with_axes(x: Array, spec: ModelSpec, who: str, names: Sequence[str] = ()) -> Array:
-    """Return samples with the axes of their kind, also those of images (N, C, H, W). `names` are those of their channels.
-
-    Raises:
-        ShapeMismatch: They have too few axes or too many.
-    """
-    if spec.kind == "images":
-        is_first = x.shape[1:] == (spec.shape[-1], *spec.shape[:-1]) != spec.shape
-        if spec.channels is not msgspec.UNSET:  # of any size
-            is_first = kinds.channels_first(x.shape) and x.shape[-1] != spec.shape[-1] and not names
-        x = kinds.channels_last(x) if is_first else x
-    try:
-        return kinds.canonical(x, spec.kind, f"x of {who}")
-    except ShardError as error:
-        raise ShapeMismatch(f"{error}; the model takes {_described(spec.kind, spec.shape)}") from None
-
-
-def _fitted(x: Array, spec: ModelSpec, names: Sequence[str]) -> Array:
-    """Return samples with the sizes and channels of the model, if it lets samples be fitted and these can be."""
-    weights = channel_weights(spec, x.shape[1:], names)
-    return kinds.fitted(x.astype(np.result_type(x, np.float32)), spec, weights) if weights else x
-
-
 def prepare_features(
     x: Array, spec: ModelSpec, standardiser: Standardiser | None, who: str = "the given data", names: Sequence[str] = ()
 ) -> Tensor:
@@ -368,14 +345,14 @@ def prepare_features(
         ShardError: Tokens are negative.
     """
     where = f"x of {who}"
-    x = with_axes(x, spec, who, names)
-    if is_fitted := bool(channel_weights(spec, x.shape[1:], names)):
-        _check_finite(x, spec.kind, where)
-        x = _fitted(as_fractions(x) if spec.kind == "images" else x, spec, names)
+    given = kinds.with_axes(x, spec, who, names)
+    x = kinds.fit(given, spec, names)
+    if is_fitted := x is not given:
+        _check_finite(given, spec.kind, where)
     if tuple(x.shape[1:]) != tuple(spec.shape):
         raise ShapeMismatch(
-            f"{who} holds {_described(spec.kind, x.shape[1:])}, but the model takes {_described(spec.kind, spec.shape)}; "
-            "bring the samples to that shape"
+            f"{who} holds {kinds.described(spec.kind, x.shape[1:])}, but the model takes "
+            f"{kinds.described(spec.kind, spec.shape)}; bring the samples to that shape"
         )
     if standardiser is not None:
         x = standardiser.filled(x)
@@ -383,7 +360,7 @@ def prepare_features(
         _check_finite(x, spec.kind, where)
     if spec.kind == "tokens":
         return _tokens(x, spec, who)
-    numbers = as_fractions(x) if spec.kind == "images" else x
+    numbers = kinds.as_fractions(x) if spec.kind == "images" else x
     numbers = standardiser.apply(numbers) if standardiser else numbers
     values = _float32(np.nan_to_num(numbers, nan=0.0) if is_fitted else numbers, spec.kind, where)
     if spec.kind == "images":
@@ -410,11 +387,6 @@ def _tokens(x: Array, spec: ModelSpec, who: str) -> Tensor:
     return as_tensor(np.ascontiguousarray(x, dtype=np.int64))
 
 
-def as_fractions(x: Array) -> Array:
-    """Return images as the model takes them: 8 bits are divided by 255."""
-    return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x
-
-
 def _float32(x: Array, kind: Kind, where: str) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore"):
         values = np.array(x, dtype=np.float32, order="C")
@@ -423,8 +395,3 @@ def _float32(x: Array, kind: Kind, where: str) -> npt.NDArray[np.float32]:
     except NonFiniteFeatures as error:
         raise NonFiniteFeatures(f"{error} (they are too large for 32-bit floats)") from None
     return values
-
-
-def _described(kind: Kind, shape: tuple[int, ...]) -> str:
-    axes = {"images": "height x width x channels", "tokens": "length", "series": "steps x channels", "tabular": "features"}
-    return f"{kind} of {' x '.join(map(str, shape))} ({axes[kind]})"

@@ -342,9 +342,7 @@ def _column_names(path: Path, kind: Kind, meta: Meta, x: Array) -> tuple[str, ..
     if meta.columns is None:
         return ()
     if kind == "tokens":
-        raise ShardError(
-            f"meta.json of {path} names columns, but the data are tokens; only tables, series and images have them"
-        )
+        raise ShardError(f"meta.json of {path} names columns, but the data are tokens, which have none")
     if wrong := wrong_with(meta.columns, x.shape[-1]):
         raise ShardError(f"meta.json of {path} has {wrong}")
     return tuple(meta.columns)

@@ -20,7 +20,7 @@ from attune.common.plan import Scale
 from attune.common.protocol import HAS_TORCH
 from attune.fedclient import light_blobs
 from attune.fedclient.data import kinds
-from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, with_axes, y_of
+from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser, with_nan
 from attune.fedclient.model.model_info import ModelInfo, file_of, read_info, weights_of
@@ -83,7 +83,7 @@ class FinishedModel(ABC):
         """Return what is said of pixels at the size of the images of which it is said."""
         if not self.info.model.labels_pixels or self.info.model.channels is msgspec.UNSET:
             return answers
-        return kinds.nearest(answers, with_axes(x, self.info.model, who, self.info.channels or ()).shape[1:3])
+        return kinds.nearest(answers, kinds.with_axes(x, self.info.model, who, self.info.channels or ()).shape[1:3])
 
     def prepared(self, x: npt.NDArray[Any], who: str = "the given data", names: Sequence[str] = ()) -> Any:
         """Return samples (N, ...) as the model takes them, prepared as in the training. Errors are those of `predict`.

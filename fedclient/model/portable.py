@@ -21,8 +21,7 @@ from attune.common.errors import NoModel, SettingError
 from attune.common.models.body import body_of
 from attune.common.plan import channel_weights
 from attune.common.schema import Schema
-from attune.fedclient.data.kinds import fitted
-from attune.fedclient.data.prepare import as_fractions
+from attune.fedclient.data.kinds import as_fractions, fitted
 from attune.fedclient.data.standardiser import missing_numbers
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.model.light_model import in_unit

@@ -50,9 +50,7 @@ class Agreement(msgspec.Struct, frozen=True):
     tie: str = ""
 
 
-def agree(
-    profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = None, declared: DataSettings = AS_GIVEN
-) -> Agreement:
+def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = None, form: DataSettings = AS_GIVEN) -> Agreement:
     """Find the form of data (kind, shape, task, labels by sample or by position) that more than half of the votes are for.
 
     The profiles that agree are those of the samples as devices fit them, if the operator lets them (`data.fit`).
@@ -60,9 +58,9 @@ def agree(
     Args:
         profiles: Profile of each device.
         tokens: The join token of each device. Devices of one token share one vote: its holder can enrol any number of names.
-        declared: What the operator declares.
+        form: What the operator declares.
     """
-    votes, profiles = votes_of(profiles, tokens or {}), {name: fitted(of, declared) for name, of in profiles.items()}
+    votes, profiles = votes_of(profiles, tokens or {}), {name: fitted(of, form) for name, of in profiles.items()}
     groups: dict[Form, list[str]] = defaultdict(list)
     for name in sorted(profiles):
         groups[form_of(profiles[name])].append(name)

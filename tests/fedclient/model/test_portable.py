@@ -68,7 +68,7 @@ def test_a_torch_program_predicts_as_the_model_for_any_number_of_samples(tmp_pat
 
 def fitting(folder, kind, channels, here, pixels=False):
     """Write a model to which samples are fitted, of a device with other channels."""
-    shape, architecture = SHAPES[kind][:-1] + (len(channels),), "unet" if pixels else "convnet"
+    shape, architecture = (*SHAPES[kind][:-1], len(channels)), "unet" if pixels else "convnet"
     options = {"width": 2, "depth": 1} if pixels else {}
     spec = msgspec.structs.replace(default_spec(kind, shape, 3, 0, architecture, options, pixels), channels=channels)
     standard = {"mean": [2.0, 5.0], "std": [3.0, 1.0]} if kind == "series" else None
@@ -81,8 +81,7 @@ def fitting(folder, kind, channels, here, pixels=False):
     ("kind", "channels", "here"), [("images", ["red", "green", "blue"], ["grey"]), ("series", ["p", "q"], ["z", "q", "y"])]
 )
 def test_an_exported_model_fits_samples_of_any_size_as_the_model_does(tmp_path, kind, channels, here, ending):
-    model, draw = fitting(tmp_path, kind, channels, here), np.random.default_rng(1)
-    out = tmp_path / f"out{ending}"
+    model, out, draw = fitting(tmp_path, kind, channels, here), tmp_path / f"out{ending}", np.random.default_rng(1)
     assert portable.export(model, out) <= portable.TOLERANCE
     for sizes in ((4, 6), (9, 5), (3, 8)):
         x = draw.normal(2, 3, (5, *sizes[: len(SHAPES[kind]) - 1], len(here))).astype(np.float32)

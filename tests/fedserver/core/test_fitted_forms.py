@@ -5,9 +5,8 @@ import math
 import msgspec
 import pytest
 
-from attune.common.config import TrainSettings
 from attune.common.errors import SettingError, ShapeMismatch
-from attune.common.plan import Columns, DataSettings, ModelSpec, Plan, Profile, Scale
+from attune.common.plan import Columns, DataSettings, Profile, Scale
 from attune.fedserver.core.data_form import agree, check_declared, check_fits, check_possible, fitted
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.scale import scales_of
@@ -28,7 +27,7 @@ def series(steps: int, names: str, columns: Columns | None = None) -> Profile:
 
 def test_devices_of_other_sizes_agree_by_the_setting_and_are_told_of_it_without() -> None:
     profiles = {"kiel": images(8, 8, 3), "lund": images(12, 9, 1), "oslo": images(5, 5, 4)}
-    agreement = agree(profiles, declared=DataSettings(**FIT["data"]))  # type: ignore[arg-type]
+    agreement = agree(profiles, form=DataSettings(**FIT["data"]))  # type: ignore[arg-type]
     assert {profile.shape for profile in agreement.agreed.values()} == {(8, 8, 3)} and not agreement.odd
     assert "no majority" in agree(profiles).tie
     with pytest.raises(ShapeMismatch, match=r"Images and series can be fitted to data.shape \(data.fit\)"):
@@ -39,25 +38,17 @@ def test_devices_of_other_sizes_agree_by_the_setting_and_are_told_of_it_without(
         check_fits(profile, plan, "a device")
     with pytest.raises(ShapeMismatch, match="holds images of shape \\(8, 8, 2\\)"):
         check_fits(images(8, 8, 2), plan, "riga")
-    usual = make_plan(resolve(USUAL), {"kiel": profiles["kiel"]}, "f")
-    assert "channels" not in msgspec.to_builtins(usual)["model"]
+    assert "channels" not in msgspec.to_builtins(make_plan(resolve(USUAL), {"kiel": profiles["kiel"]}, "f"))["model"]
 
 
-def test_tables_and_tokens_are_never_fitted() -> None:
+def test_tables_are_never_fitted_and_channels_of_images_may_have_names() -> None:
     table, form = Profile("tabular", (3,), [0, 1], 30, 10), DataSettings(fit=True, shape=[8, 3])
     assert fitted(table, form) == table
-    with pytest.raises(ShapeMismatch, match="holds tabular of shape"):
-        check_declared(table, form, "kiel")
-
-
-def test_channels_of_images_may_have_names() -> None:
     named = images(8, 8, 2, names=["t1", "flair"])
     check_possible(named, "kiel")
     assert columns_of(named) == [], "nobody is asked for statistics of pixels"
     with pytest.raises(SettingError, match="1 column names for 2 columns"):
         check_possible(images(8, 8, 2, names=["t1"]), "kiel")
-    with pytest.raises(SettingError, match="names of columns for tokens"):
-        check_possible(Profile("tokens", (4,), [0, 1], 2, 0, vocabulary=9, column_names=["a"] * 4), "kiel")
 
 
 def test_a_common_scale_is_of_each_channel_over_the_devices_that_have_it() -> None:
@@ -72,18 +63,5 @@ def test_a_common_scale_is_of_each_channel_over_the_devices_that_have_it() -> No
 
 def test_names_decide_where_the_operator_gives_none() -> None:
     form = DataSettings(fit=True, shape=[5, 2])
-    agreement = agree({"a": series(3, "xy"), "b": series(9, "xy"), "c": series(5, "yx")}, declared=form)
+    agreement = agree({"a": series(3, "xy"), "b": series(9, "xy"), "c": series(5, "yx")}, form=form)
     assert set(agreement.agreed) == {"a", "b"} and "in another order" in str(agreement.odd["c"])
-    plan = Plan(
-        "f",
-        0,
-        ModelSpec("mlr", "series", (5, 2), 2, channels=[]),
-        [0, 1],
-        "fedavg",
-        {},
-        TrainSettings(),
-        column_names=["x", "y"],
-    )
-    check_fits(series(7, "xy"), plan, "late")
-    with pytest.raises(ShapeMismatch):
-        check_fits(series(7, "yx"), plan, "late")
