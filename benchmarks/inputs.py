@@ -1,6 +1,6 @@
 """Devices with inputs of another form in one federation: does fitting them to the plan's form help, and would more than that?
 
-`python -m benchmarks.inputs --data /work/shared/data --seeds 0,1,2 --out benchmarks/results/inputs.csv`. Twelve sites, of which
+`python -m benchmarks.inputs --data /work/shared/data --seeds 0,1,2 --out benchmarks/results/inputs.csv`. Eight sites, of which
 every second one has less: Fashion-MNIST at 14 x 14 instead of 28 x 28 pixels (`sizes`); UCI-HAR with the three channels of the
 total acceleration of nine (`channels`), or with the last half of the steps (`lengths`). A row is the mean accuracy on the
 sites' test parts, of all, of those with less and of those with more: scikit-learn and a network `alone`; `apart`, the sites of
@@ -31,9 +31,12 @@ from attune.common.plan import ModelSpec, channel_weights
 from attune.fedclient.data.kinds import fitted
 from attune.fedclient.data.standardiser import Standardiser
 
-SITES, TRAINED, TESTED, ROUNDS, EPOCHS, LR, BATCH = 12, 60, 200, 20, 3, 0.03, 32
+SITES, TRAINED, TESTED, ROUNDS, EPOCHS, LR, BATCH = 8, 40, 200, 20, 3, 0.03, 32
+NETWORK = {"channels": [8, 16], "hidden": [64]}
 AXES = ["body x", "body y", "body z", "gyro x", "gyro y", "gyro z", "total x", "total y", "total z"]
-SETTINGS = {"train.local_epochs": EPOCHS, "train.lr": LR, "model.name": "convnet"}
+SETTINGS = {"train.local_epochs": EPOCHS, "train.lr": LR, "model.name": "convnet"} | {
+    f"model.{k}": v for k, v in NETWORK.items()
+}
 Array = np.ndarray[Any, Any]
 
 
@@ -50,12 +53,12 @@ class Site:
 
 
 def fashion(data: Path, seed: int) -> list[Site]:
-    """Return the sites of the task `sizes`, with classes by Dir(0.5)."""
+    """Return the sites of the task `sizes`, with classes by Dir(1)."""
     with np.load(data / "fashion-mnist" / "fashion_mnist.npz") as file:
         x, y = file["train_x"][..., None], file["train_y"].astype(np.int64)
     draw, sites = np.random.default_rng(seed), []
     for number in range(SITES):
-        share = draw.dirichlet([0.5] * 10)[y]
+        share = draw.dirichlet([1.0] * 10)[y]
         taken = draw.choice(len(y), TRAINED + TESTED, replace=False, p=share / share.sum())
         mine = x[taken]
         if number % 2:
@@ -65,7 +68,7 @@ def fashion(data: Path, seed: int) -> list[Site]:
 
 
 def activities(data: Path, seed: int, channels: int, steps: int) -> list[Site]:
-    """Return twelve persons, every second one with the last `channels` and `steps` alone."""
+    """Return eight persons, every second one with the last `channels` and `steps` alone."""
     with np.load(data / "uci-har" / "uci_har.npz") as file:
         x, y, person, segment = file["x"], file["y"].astype(np.int64), file["subject"], file["segment"]
     draw, sites = np.random.default_rng(seed), []
@@ -126,7 +129,7 @@ def plain(sites: list[Site], shape: tuple[int, ...], classes: int, seed: int, ro
     kind = "images" if len(shape) == 3 else "series"
     names = AXES if kind == "series" else ["grey"]
     spec = ModelSpec("", kind, shape, classes, channels=names)
-    built = default_spec(kind, (*shape[:-1], shape[-1] * 2) if more == "mask" else shape, classes, 0, "convnet", {}, False)
+    built = default_spec(kind, (*shape[:-1], shape[-1] * 2) if more == "mask" else shape, classes, 0, "convnet", NETWORK, False)
     network, data = build(built, seed), [in_form(site, spec, more == "mask") for site in sites]
     shared, adapters, right = {name: value.clone() for name, value in network.state_dict().items()}, {}, [0.0] * len(sites)
     if more == "adapter":  # of pixels, else of channels or steps: what is filled up is near what is there
