@@ -4,9 +4,10 @@
 every second one has less: Fashion-MNIST at 14 x 14 instead of 28 x 28 pixels (`sizes`); UCI-HAR with the three channels of the
 total acceleration of nine (`channels`), or with the last half of the steps (`lengths`). A row is the mean accuracy on the
 sites' test parts, of all, of those with less and of those with more: scikit-learn and a network `alone`; `apart`, the sites of
-one form among themselves; `fitted` to the larger form (data.fit), or to the smaller one. Rows that begin with `plain` are of a
-loop in plain torch (FedAvg, scored after local training): `plain fitted`, `plain adapter` with a private linear map in front of
-the network of each site with less, which begins as the fitting, and `plain mask` with channels that say what is there.
+one form among themselves; `fitted` to the larger form (data.fit), to the smaller one, or with a first layer that stays on each
+site. Rows that begin with `plain` are of a loop in plain torch (FedAvg, scored after local training): `plain fitted` in the same
+ways, `plain adapter` with a private linear map in front of the network of each site with less, which begins as the fitting, and
+`plain mask` with channels that say what is there.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def written(sites: list[Site], folder: Path) -> dict[str, Path]:
     return {f"site{number}": folder / f"site{number}" for number in range(len(sites))}
 
 
-def simulated(shards: Mapping[str, Path], method: str, seed: int, rounds: int, **settings: Any) -> dict[str, float]:
+def simulated(shards: Mapping[str, Path], method: Any, seed: int, rounds: int, **settings: Any) -> dict[str, float]:
     """Return the accuracy of what each site keeps after a simulation; after method "alone" that of its ordinary models."""
     is_alone = method == "alone"
     result = attune.simulate(
@@ -127,7 +128,7 @@ def in_form(site: Site, spec: ModelSpec, masked: bool) -> list[Tensor]:
 def plain(sites: list[Site], shape: tuple[int, ...], classes: int, seed: int, rounds: int, more: str) -> list[float]:
     """Return the accuracy of each site after rounds of FedAvg in plain torch, with what `more` names beside the fitting."""
     kind = "images" if len(shape) == 3 else "series"
-    names = AXES if kind == "series" else ["grey"]
+    names = AXES[-shape[-1] :] if kind == "series" else ["grey"]
     spec = ModelSpec("", kind, shape, classes, channels=names)
     built = default_spec(kind, (*shape[:-1], shape[-1] * 2) if more == "mask" else shape, classes, 0, "convnet", NETWORK, False)
     network, data = build(built, seed), [in_form(site, spec, more == "mask") for site in sites]
@@ -192,14 +193,18 @@ def main(data: Path, seeds: str, tasks: str, rounds: int, out: Path | None) -> N
                 forms = [{name: path for name, path in shards.items() if int(name[4:]) % 2 == odd} for odd in (0, 1)]
                 for way, method in (("scikit-learn alone", "alone"), ("network alone", "local"), ("apart", "fedavg+ft")):
                     note(way, {name: value for form in forms for name, value in simulated(form, method, seed, rounds).items()})
-                for way, shape in (("fitted", large), ("fitted to the smaller form", small)):
+                first_private = {"name": "custom", "parts": {"conv0.*": "private", "*": "shared"}}
+                for way, shape, method in (
+                    ("fitted", large, "fedavg+ft"),
+                    ("fitted to the smaller form", small, "fedavg+ft"),
+                    ("fitted, first layer private", large, first_private),
+                ):
                     names = {} if shape[-1] == 1 else {"data.columns": AXES[-shape[-1] :]}
-                    done = simulated(
-                        shards, "fedavg+ft", seed, rounds, **{"data.fit": True, "data.shape": list(shape)}, **names
-                    )
+                    done = simulated(shards, method, seed, rounds, **{"data.fit": True, "data.shape": list(shape)}, **names)
                     note(way, done)
-            for more in ("fitted", "adapter", *(["mask"] if task != "sizes" else [])):
-                note(f"plain {more}", dict(zip(shards, plain(sites, large, classes, seed, rounds, more), strict=True)))
+            for more in ("fitted", "fitted to the smaller form", "adapter", *(["mask"] if task != "sizes" else [])):
+                shape = small if "smaller" in more else large
+                note(f"plain {more}", dict(zip(shards, plain(sites, shape, classes, seed, rounds, more), strict=True)))
     if out is not None:
         with out.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows(rows)

@@ -5,6 +5,7 @@ N samples, H height, W width, C channels, T steps, F features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from msgspec import UNSET
 
 from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
 from attune.common.plan import POSITIONED, Kind, ModelSpec, channel_weights
-from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES, Array
 
 MAX_VOCABULARY = 1 << 20  # every token needs a row of an embedding; larger numbers are probably identifiers
 _AXES: dict[Kind, str] = {"images": "(N, H, W) or (N, H, W, C)", "tokens": "(N, T)", "series": "(N, T, C)", "tabular": "(N, F)"}
@@ -131,9 +132,17 @@ def fit(x: Array, spec: ModelSpec, names: Sequence[str]) -> Array:
     """Return samples (N, ...) with the sizes and channels of a model; `x` itself if the plan does not let them be fitted.
 
     `names` are those of their channels, if they are known.
+
+    Raises:
+        ShardError: The plan's shape asks for too much memory.
     """
     if not (weights := channel_weights(spec, x.shape[1:], names)):
         return x
+    if 4 * len(x) * math.prod(spec.shape) > MAX_BINARY_BYTES:
+        large = f"{len(x):,} samples fitted to the plan's {described(spec.kind, spec.shape)}"
+        raise ShardError(
+            f"{large} are more than {MAX_BINARY_BYTES >> 30} GiB, the limit: the operator can choose a smaller data.shape"
+        )
     numbers = as_fractions(x) if spec.kind == "images" else x
     return np.asarray(fitted(numbers.astype(np.result_type(numbers, np.float32)), spec, weights))
 

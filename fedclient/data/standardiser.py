@@ -109,7 +109,8 @@ class Standardiser:
         count, and a column of nothing else keeps its scale.
         """
         columns = x.reshape(-1, x.shape[-1]).astype(np.float64)
-        columns = np.nan_to_num(columns[~np.isnan(columns).all(axis=1)])
+        if np.isnan(columns.sum()):
+            columns = np.nan_to_num(columns[~np.isnan(columns).all(axis=1)])
         scale = np.abs(columns).max(axis=0)
         scale[scale == 0] = 1.0
         columns /= scale

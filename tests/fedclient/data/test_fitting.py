@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attune.common.errors import NonFiniteFeatures, SettingError, ShapeMismatch
+from attune.common.errors import NonFiniteFeatures, SettingError, ShapeMismatch, ShardError
 from attune.common.plan import DataSettings, ModelSpec, Scale, channel_weights, fitting_words
 from attune.fedclient.data.kinds import fitted, nearest, resizing
 from attune.fedclient.data.prepare import prepare, prepare_features
@@ -115,4 +115,6 @@ def test_the_plans_form_keeps_its_bits_and_others_need_the_setting(write, plan_f
             DataSettings(fit=True, **wrong)
     with pytest.raises(ShapeMismatch, match="holds images of 5 x 4 x 2"):
         prepare_features(x[..., :2], spec("images", (5, 4, 3), RGB), None)
+    with pytest.raises(ShardError, match="6 samples fitted to the plan's images of 99999 x 9999 x 3"):
+        prepare_features(x, spec("images", (99999, 9999, 3), RGB), None)
     assert fitting_words(plain, (9, 9, 3), ()) == fitting_words(spec("images", (5, 4, 3), RGB), (5, 4, 3), ()) == ""
