@@ -5,8 +5,8 @@ every second one has less: Fashion-MNIST at 14 x 14 instead of 28 x 28 pixels (`
 total acceleration of nine (`channels`), or with the last half of the steps (`lengths`). A row is the mean accuracy on the
 sites' test parts, of all, of those with less and of those with more: scikit-learn and a network `alone`; `apart`, the sites of
 one form among themselves; `fitted` to the larger form (data.fit), to the smaller one, or with a first layer that stays on each
-site. Rows that begin with `plain` are of a loop in plain torch (FedAvg, scored after local training): `plain fitted` in the same
-ways, `plain adapter` with a private linear map in front of the network of each site with less, which begins as the fitting, and
+site. Rows that begin with `plain` are of a loop in plain torch (FedAvg, scored after local training): `plain fitted`, to both
+forms, `plain adapter` with a private linear map in front of the network of a site with less, which begins as the fitting, and
 `plain mask` with channels that say what is there.
 """
 

@@ -139,10 +139,7 @@ def fit(x: Array, spec: ModelSpec, names: Sequence[str]) -> Array:
     if not (weights := channel_weights(spec, x.shape[1:], names)):
         return x
     if 4 * len(x) * math.prod(spec.shape) > MAX_BINARY_BYTES:
-        large = f"{len(x):,} samples fitted to the plan's {described(spec.kind, spec.shape)}"
-        raise ShardError(
-            f"{large} are more than {MAX_BINARY_BYTES >> 30} GiB, the limit: the operator can choose a smaller data.shape"
-        )
+        raise ShardError(f"{len(x):,} {described(spec.kind, spec.shape)} are over 8 GiB: the operator can lower data.shape")
     numbers = as_fractions(x) if spec.kind == "images" else x
     return np.asarray(fitted(numbers.astype(np.result_type(numbers, np.float32)), spec, weights))
 

@@ -112,8 +112,7 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     _check_schema(shard, plan)
     if plan.is_private and shard.schema is not None:
         shard = _filled_by_schema(shard, shard.schema)
-    if not spec.channels:
-        check_columns(shard, plan.column_names)
+    check_columns(shard, () if spec.channels else plan.column_names)
     targets = (plan.targets or _own_scale(shard, plan)) if plan.task == "regression" else None
     y_train, y_test = y_of(shard, spec, plan.task, plan.classes, targets)
     # With privacy, the label of one sample must not decide which others are trained on.

@@ -124,8 +124,7 @@ class FinishedModel(ABC):
         if shard.kind != self.info.model.kind:
             raise ShapeMismatch(f"shard {shard.name} holds {shard.kind}, but the model takes {self.info.model.kind}")
         check_labelled_alike(shard, self.info.model, self.info.task, self.info.classes)
-        if not self.info.model.channels:
-            check_columns(shard, self.info.column_names)
+        check_columns(shard, () if self.info.model.channels else self.info.column_names)
         if not len(shard.test_x):
             raise ShardError(f"shard {shard.path} has no test samples to evaluate on: give a shard that has")
         features = self.prepared(shard.test_x, f"shard {shard.name}", shard.column_names)

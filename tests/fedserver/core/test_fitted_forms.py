@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from attune.common.errors import SettingError, ShapeMismatch
+from attune.common.errors import ShapeMismatch
 from attune.common.plan import Columns, DataSettings, Profile, Scale
 from attune.fedserver.core.data_form import agree, check_declared, check_fits, check_possible, fitted
 from attune.fedserver.core.planning import make_plan, resolve
@@ -13,8 +13,7 @@ from attune.fedserver.core.scale import scales_of
 from attune.fedserver.surveys.layouts import columns_of
 
 RGB = ["red", "green", "blue"]
-USUAL = {"method": {"name": "fedavg"}}
-FIT = {**USUAL, "data": {"fit": True, "shape": [8, 8, 3]}}
+USUAL: dict[str, object] = {"method": {"name": "fedavg"}}
 
 
 def images(*shape: int, names: list[str] | None = None) -> Profile:
@@ -27,12 +26,12 @@ def series(steps: int, names: str, columns: Columns | None = None) -> Profile:
 
 def test_devices_of_other_sizes_agree_by_the_setting_and_are_told_of_it_without() -> None:
     profiles = {"kiel": images(8, 8, 3), "lund": images(12, 9, 1), "oslo": images(5, 5, 4)}
-    agreement = agree(profiles, form=DataSettings(**FIT["data"]))  # type: ignore[arg-type]
+    agreement = agree(profiles, form=DataSettings(fit=True, shape=[8, 8, 3]))
     assert {profile.shape for profile in agreement.agreed.values()} == {(8, 8, 3)} and not agreement.odd
     assert "no majority" in agree(profiles).tie
     with pytest.raises(ShapeMismatch, match=r"Images and series can be fitted to data.shape \(data.fit\)"):
         check_declared(profiles["lund"], DataSettings(shape=[8, 8, 3]), "lund")
-    plan = make_plan(resolve(FIT), agreement.agreed, "f")
+    plan = make_plan(resolve(USUAL | {"data": {"fit": True, "shape": [8, 8, 3]}}), agreement.agreed, "f")
     assert (plan.model.shape, plan.model.channels, plan.column_names) == ((8, 8, 3), RGB, RGB)
     for profile in profiles.values():
         check_fits(profile, plan, "a device")
@@ -44,11 +43,8 @@ def test_devices_of_other_sizes_agree_by_the_setting_and_are_told_of_it_without(
 def test_tables_are_never_fitted_and_channels_of_images_may_have_names() -> None:
     table, form = Profile("tabular", (3,), [0, 1], 30, 10), DataSettings(fit=True, shape=[8, 3])
     assert fitted(table, form) == table
-    named = images(8, 8, 2, names=["t1", "flair"])
-    check_possible(named, "kiel")
+    check_possible(named := images(8, 8, 2, names=["t1", "flair"]), "kiel")
     assert columns_of(named) == [], "nobody is asked for statistics of pixels"
-    with pytest.raises(SettingError, match="1 column names for 2 columns"):
-        check_possible(images(8, 8, 2, names=["t1"]), "kiel")
 
 
 def test_a_common_scale_is_of_each_channel_over_the_devices_that_have_it() -> None:
