@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import attune
 from attune.common.models.registry import build, default_spec
-from attune.common.plan import ModelSpec, channel_weights
+from attune.common.plan import Kind, ModelSpec, channel_weights
 from attune.fedclient.data.kinds import fitted
 from attune.fedclient.data.standardiser import Standardiser
 
@@ -127,7 +127,7 @@ def in_form(site: Site, spec: ModelSpec, masked: bool) -> list[Tensor]:
 
 def plain(sites: list[Site], shape: tuple[int, ...], classes: int, seed: int, rounds: int, more: str) -> list[float]:
     """Return the accuracy of each site after rounds of FedAvg in plain torch, with what `more` names beside the fitting."""
-    kind = "images" if len(shape) == 3 else "series"
+    kind: Kind = "images" if len(shape) == 3 else "series"
     names = AXES[-shape[-1] :] if kind == "series" else ["grey"]
     spec = ModelSpec("", kind, shape, classes, channels=names)
     built = default_spec(kind, (*shape[:-1], shape[-1] * 2) if more == "mask" else shape, classes, 0, "convnet", NETWORK, False)
@@ -155,7 +155,7 @@ def plain(sites: list[Site], shape: tuple[int, ...], classes: int, seed: int, ro
             for _ in range(EPOCHS):
                 for batch in np.array_split(draw.permutation(len(x)), -(-len(x) // BATCH)):
                     step.zero_grad()
-                    nn.functional.cross_entropy(network(seen(at, x[batch])), y[batch]).backward()  # type: ignore[no-untyped-call]
+                    nn.functional.cross_entropy(network(seen(at, x[batch])), y[batch]).backward()
                     nn.utils.clip_grad_norm_(network.parameters(), 1.0)
                     step.step()
             handed.append({name: value.clone() for name, value in network.state_dict().items()})
@@ -191,8 +191,8 @@ def main(data: Path, seeds: str, tasks: str, rounds: int, out: Path | None) -> N
             with tempfile.TemporaryDirectory() as folder:
                 shards = written(sites, Path(folder))
                 forms = [{name: path for name, path in shards.items() if int(name[4:]) % 2 == odd} for odd in (0, 1)]
-                for way, method in (("scikit-learn alone", "alone"), ("network alone", "local"), ("apart", "fedavg+ft")):
-                    note(way, {name: value for form in forms for name, value in simulated(form, method, seed, rounds).items()})
+                for way, known in (("scikit-learn alone", "alone"), ("network alone", "local"), ("apart", "fedavg+ft")):
+                    note(way, {name: value for form in forms for name, value in simulated(form, known, seed, rounds).items()})
                 first_private = {"name": "custom", "parts": {"conv0.*": "private", "*": "shared"}}
                 for way, shape, method in (
                     ("fitted", large, "fedavg+ft"),
