@@ -8,6 +8,7 @@ import pytest
 from attune.common.errors import ShapeMismatch
 from attune.common.plan import Columns, DataSettings, Profile, Scale
 from attune.fedserver.core.data_form import agree, check_declared, check_fits, check_possible, fitted
+from attune.fedserver.core.given_model import GivenModel
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.scale import scales_of
 from attune.fedserver.surveys.layouts import columns_of
@@ -35,6 +36,7 @@ def test_devices_of_other_sizes_agree_by_the_setting_and_are_told_of_it_without(
     assert (plan.model.shape, plan.model.channels, plan.column_names) == ((8, 8, 3), RGB, RGB)
     for profile in profiles.values():
         check_fits(profile, plan, "a device")
+    assert resolve(GivenModel(plan.model, [0, 1], column_names=RGB).settings("")).data.channels == RGB, "fedserver evaluate"
     with pytest.raises(ShapeMismatch, match="holds images of shape \\(8, 8, 2\\)"):
         check_fits(images(8, 8, 2), plan, "riga")
     assert "channels" not in msgspec.to_builtins(make_plan(resolve(USUAL), {"kiel": profiles["kiel"]}, "f"))["model"]
@@ -58,6 +60,6 @@ def test_a_common_scale_is_of_each_channel_over_the_devices_that_have_it() -> No
 
 
 def test_names_decide_where_the_operator_gives_none() -> None:
-    form = DataSettings(fit=True, shape=[5, 2])
-    agreement = agree({"a": series(3, "xy"), "b": series(9, "xy"), "c": series(5, "yx")}, form=form)
+    profiles = {"a": series(3, "xy"), "b": series(9, "xy"), "c": series(5, "yx")}
+    agreement = agree(profiles, form=DataSettings(fit=True, shape=[5, 2]))
     assert set(agreement.agreed) == {"a", "b"} and "in another order" in str(agreement.odd["c"])
