@@ -73,7 +73,7 @@ def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = No
         return Agreement(
             tie=f"no majority of the devices has data of one form ({forms}){f': {columns}' if columns else ''}. Devices that "
             "joined with one token have one vote. One device more can decide it, or the operator: revoke those that are wrong, "
-            "or start a federation that declares data.kind and data.shape"
+            "or start a federation that declares data.kind and data.shape (and data.fit, which fits images and series to it)"
         )
     agreed = {name: profiles[name] for name in groups[largest]}
     reference = next((profile for profile in agreed.values() if profile.column_names), profiles[groups[largest][0]])
