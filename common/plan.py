@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,6 +21,8 @@ FEWEST_DEVICES = 5  # devices whose statistics are combined for others; with few
 RARE = 0.2  # share of the rarer of two classes, below which accuracy says little
 FEWEST_ROWS = 10  # rows behind each number that statistics show, and behind what a proposal tells
 MAIN = "main"  # the name of a plan's model among its variants for people; elsewhere it is empty
+GREY, LUMA = "grey", {"red": 0.299, "green": 0.587, "blue": 0.114}  # of Rec. 601, by which image programs make images grey
+USUAL = {1: [GREY], 3: [*LUMA], 4: [*LUMA, "alpha"]}  # names of an image's channels, by their number
 LIGHT = "light"  # the variant of devices that take part with the closed form alone, since they have no torch
 FIRST_RUN = "first"  # the name of a federation's first run for people; in the plan and the ledger it is empty
 
@@ -62,7 +64,7 @@ class Profile(msgspec.Struct, frozen=True):
     vocabulary: int = 0  # tokens only: largest token + 1, or as declared
     per_position: bool = False  # a label for every position of tokens, y (N, T), or of images, (N, H, W), not one a sample
     columns: Columns | None = None  # only if meta.json asks to standardise over the federation
-    column_names: list[str] = []  # of features (tabular) or channels (series), in order; empty: not known
+    column_names: list[str] = []  # of features (tabular) or channels (series, images), in order; empty: not known
     task: TaskName = "classes"
     targets: Columns | None = None  # regression only: sums of the targets
     schema: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: by which the samples were made
@@ -89,12 +91,27 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: list[Label] = []
     # Number of tokens. 0: the largest number that a device of round 1 declares.
     vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0
-    # Names of a table's features or a series' channels, in order; a device with others is refused. Empty: as most devices. Or a
+    # Names of a table's features, or of channels, in order; a device with others is refused. Empty: as most devices. Or a
     # schema: sections [data.columns.NAME] (docs/tables.md).
     columns: list[str] | dict[str, Column] = []
+    # Devices bring images of other sizes, series of other lengths and other channels to `data.shape` themselves
+    # (docs/shards.md#other-sizes-and-channels).
+    fit: bool = False
     # Task of all devices (docs/shards.md#other-tasks). A device with another one is refused. none: as more than half of the
     # devices.
     task: TaskName | None = None
+
+    def __post_init__(self) -> None:
+        if self.fit and (len(self.shape) not in (2, 3) or (self.names and len(self.names) != self.shape[-1])):
+            raise SettingError(
+                "setting data.fit needs data.shape: (H, W, C) of images or (T, C) of series; and data.columns, if set, has a "
+                "name for each of the C channels"
+            )
+
+    @property
+    def channels(self) -> list[str] | msgspec.UnsetType:
+        """Names of the channels to which devices fit their samples; empty: not known. Unset: they fit none."""
+        return channels_of(self.shape, self.names) if self.fit else msgspec.UNSET
 
     @property
     def names(self) -> list[str]:
@@ -124,6 +141,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     body_digest: str | msgspec.UnsetType = msgspec.UNSET  # of the frozen body, which never travels; unset without one
     embedded: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # features that are indices: place -> number of values
     feature_mean: bool | msgspec.UnsetType = msgspec.UNSET  # True: it has the buffers of common.models.feature_mean
+    channels: list[str] | msgspec.UnsetType = msgspec.UNSET  # to which samples are fitted, and to `shape`; unset: they have it
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -134,6 +152,39 @@ class ModelSpec(msgspec.Struct, frozen=True):
     def labels_pixels(self) -> bool:
         """True if every pixel of an image has a label."""
         return self.per_position and self.kind == "images"
+
+
+def channels_of(shape: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Return the names of a sample's channels, for an image without names the usual ones of so many; empty: not known."""
+    return list(names) or (USUAL.get(shape[-1], []) if len(shape) == 3 else [])
+
+
+def channel_weights(form: ModelSpec | DataSettings, shape: Sequence[int], names: Sequence[str]) -> list[list[float]]:
+    """Return the weight of each channel of a device's samples, (K,), in each of the channels to which they are fitted, (C,).
+
+    Channels of one name are the same. Grey stands for missing colours, and the luma of the colours for missing grey. Any other
+    missing channel has no weights.
+
+    Args:
+        form: The form to which samples are fitted.
+        shape: Shape of a sample of the device.
+        names: Names of its channels. If they are not as many, or none: the form's for as many, else the usual ones of images.
+
+    Returns:
+        (C, K); empty if samples of this shape cannot be fitted.
+    """
+    wanted, count = form.channels, shape[-1]
+    if not isinstance(wanted, list) or len(shape) != len(form.shape):
+        return []
+    names = names if len(names) == count else ()
+    if count == form.shape[-1] and not (names and wanted):
+        return [[float(at == place) for at in range(count)] for place in range(count)]
+    has = channels_of(shape, names)
+    alike = {(name, name): 1.0 for name in has} | {(name, GREY): 1.0 for name in LUMA if name not in has}
+    if GREY not in has and LUMA.keys() <= set(has):
+        alike |= {(GREY, name): weight for name, weight in LUMA.items()}
+    weights = [[alike.get((name, other), 0.0) for other in has] for name in wanted]
+    return weights if any(map(any, weights)) else []
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
@@ -254,6 +305,28 @@ def standardisation(plan: Plan) -> str:
     for what, scale in scales.items():
         by_way.setdefault(_way(plan, what, scale), []).append(what)
     return "; ".join(f"{' and '.join(what)} {way.format(' and '.join(what))}" for way, what in by_way.items())
+
+
+def fitting_words(spec: ModelSpec, shape: Sequence[int], names: Sequence[str]) -> str:
+    """Return in one line how samples with channels of these names are fitted to a model's; empty: they have its form."""
+    weights, (*here, count), (*sizes, _) = channel_weights(spec, shape, names), shape, spec.shape
+    if not weights:
+        return ""
+    words, is_image = [], len(sizes) > 1
+    if here != sizes:
+        was, size = (" x ".join(map(str, of)) for of in (here, sizes))
+        how = (
+            f"resized to {size}" if is_image else f"cut to the last {size}" if here > sizes else f"filled up in front to {size}"
+        )
+        words.append(f"{spec.kind} of {was}{'' if is_image else ' steps'} are {how}")
+    has, wanted = channels_of(shape, names), [clean(name, 40) for name in spec.channels or []]
+    if lacking := [name for name, row in zip(wanted, weights, strict=False) if not any(row)]:
+        words.append(f"channels missing here, which stay {'0' if is_image else 'at the mean'}: {listed(lacking)}")
+    if unknown := [name for name, row in zip(has, zip(*weights, strict=True), strict=False) if not any(row)]:
+        words.append(f"channels that the plan does not know, and are left out: {listed(unknown)}")
+    if count != spec.shape[-1] and GREY in {*has, *wanted} and not unknown and not lacking:
+        words.append(f"{' and '.join(has)} {'stands' if count == 1 else 'stand'} for {' and '.join(wanted)}")
+    return "; ".join(words)
 
 
 def closed_form_words(plan: Plan) -> str:

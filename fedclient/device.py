@@ -24,7 +24,7 @@ from attune.common.errors import AttuneError, DiskFull, HomeMismatch, NoModel, R
 from attune.common.exchange.messages import Hello, Order
 from attune.common.faults import fail_at
 from attune.common.models.options import cautions
-from attune.common.plan import LIGHT, Plan, closed_form_words, run_name, score_words, standardisation
+from attune.common.plan import LIGHT, Plan, closed_form_words, fitting_words, run_name, score_words, standardisation
 from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
@@ -235,7 +235,8 @@ class Device:
         if self.slot is None:
             if (profile := self.shard.profile).columns is not None or profile.targets is not None:
                 self.console.say(standardisation(plan))
-            for words in filter(None, (closed_form_words(plan), score_words(plan))):
+            inputs = fitting_words(here.model, profile.shape, profile.column_names)
+            for words in filter(None, (inputs, closed_form_words(plan), score_words(plan))):
                 self.console.say(words)
             await tell_units(gate, self.shard, self.link, self.worker, self.console.say)
             if self.options.variant == LIGHT:
@@ -389,7 +390,7 @@ class Device:
             if self.gate.plan is not None and self.gate.plan.given and self.store.has_model:
                 self.console.say("this device keeps the model that it had")
                 return None
-            return self.store.keep_model(*finished_model(slot.learner()))
+            return self.store.keep_model(*finished_model(slot.learner(), self.shard.profile.column_names))
         finally:
             slot.release()
 

@@ -139,7 +139,8 @@ def read_shards(
             data_form.check_declared(members[name].profile, declared, name)
         except AttuneError as error:
             problems[name] = error
-    agreement = data_form.agree({name: shard.profile for name, shard in members.items() if name not in problems})
+    profiles = {name: shard.profile for name, shard in members.items() if name not in problems}
+    agreement = data_form.agree(profiles, form=declared)
     problems |= agreement.odd
     if agreement.tie:
         problems["the shards"] = ShapeMismatch(agreement.tie)

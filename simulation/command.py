@@ -10,7 +10,7 @@ import click
 
 from attune.common import homes
 from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType
-from attune.common.config import AUTO, PLAIN, PRESETS, load_settings
+from attune.common.config import AUTO, PLAIN, PRESETS, convert, load_settings
 from attune.common.durable import check_folder
 from attune.common.errors import AttuneError
 from attune.fedclient.table_options import EXECUTOR, baseline_option, read_options, table_options
@@ -86,6 +86,7 @@ def simulate(
     listed = None if seeds is None else seeds_in(seeds, seed)
     if not data:
         raise click.UsageError("say --data SHARD")
+    from attune.common.plan import DataSettings
     from attune.fedclient.options import NONE, Hooks
     from attune.fedserver.core.planning import turned_off
     from attune.simulation.arguments import data_by_name, overrides, read_shards, warnings_of
@@ -121,7 +122,8 @@ def simulate(
     hooks = Hooks.of_module(hooks_module) if hooks_module else NONE
     running = {name: given[name] for name in ("baseline", "executor", "dashboard")}
     running |= {"train": hooks.train, "evaluate": hooks.evaluate}
-    members = read_shards(data_by_name(data), read_options(given))
+    declared = convert(DataSettings, load_settings(config, assignments, {}).get("data", {}), "data.")
+    members = read_shards(data_by_name(data), read_options(given), declared)
     for line in warnings_of(members):
         click.echo(line, err=True)
     if names == [AUTO]:

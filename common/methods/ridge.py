@@ -132,9 +132,9 @@ def targets_of(y: Tensor, outputs: int, labels: bool = False) -> Tensor:
 
 def sums_of(Z_ND: Tensor, T_NC: Tensor, sizes: Sequence[int]) -> Tensors:
     """Return G of each block as a triangle, B and s."""
-    triangles = []
+    triangles: list[Tensor] = []
     for place, size in zip(places_of(sizes), sizes, strict=True):
-        triangles.append((Z_ND[:, place].T @ Z_ND[:, place])[np.triu_indices(size)])
+        triangles.append((Z_ND[:, place].T @ Z_ND[:, place])[_is_upper(size)])
     return {GRAM: _library(Z_ND).concat(triangles), CROSS: Z_ND.T @ T_NC, SQUARES: (T_NC * T_NC).sum(0)}
 
 
@@ -157,9 +157,12 @@ def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None
     """Return W (C, D) with (G + strength I) W' = B + strength C', in which C is the centre (None: 0). Of G half is read."""
     right_DC = B_DC if centre_CD is None else B_DC + strength * centre_CD.T
     if _library(G_DD) is np:  # it factors no symmetric matrix; here G is whole
-        ridge_DD: Any = np.array(G_DD)
-        ridge_DD.flat[:: len(ridge_DD) + 1] += strength
-        return np.linalg.solve(ridge_DD, right_DC).T  # type: ignore[no-any-return]
+        whole_DD: Any = G_DD
+        diagonal_D = whole_DD.diagonal().copy()
+        np.fill_diagonal(whole_DD, diagonal_D + strength)  # in place: on a small device, half of the peak are copies of G
+        W_CD: Tensor = np.linalg.solve(whole_DD, right_DC).T
+        np.fill_diagonal(whole_DD, diagonal_D)
+        return W_CD
     ridge_DD = G_DD.clone()
     ridge_DD.diagonal().add_(strength)
     return torch.cholesky_solve(right_DC, torch.linalg.cholesky(ridge_DD)).T.contiguous()
@@ -191,9 +194,11 @@ def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, s
             left_MX, rest_XX, rest_XC = G_XX[left_N][:, rest_N], G_XX[rest_N][:, rest_N], B_XC[rest_N]
         else:
             left_MX = Z_ND[left_N]
-            rest_XX, rest_XC = G_XX - left_MX.T @ left_MX, B_XC - left_MX.T @ gap_NC[left_N]
+            rest_XX, rest_XC = -left_MX.T @ left_MX, B_XC - left_MX.T @ gap_NC[left_N]
+            rest_XX += G_XX  # in place, and freed below: a small device has room for few of them
         for place, strength in enumerate(strengths):
             predicted_LNC[place, left_N] = by_centre_NC[left_N] + left_MX @ solved(rest_XX, rest_XC, strength).T
+        del left_MX, rest_XX
     return predicted_LNC
 
 

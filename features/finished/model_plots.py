@@ -20,9 +20,8 @@ from attune.common.pictures.figures import Format
 from attune.common.plan import Label
 from attune.features.finished import drawings
 from attune.features.finished.drawings import over_patches
-from attune.fedclient.data import labels
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.prepare import check_labelled_alike
+from attune.fedclient.data.prepare import check_labelled_alike, y_of
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.model.light_model import in_unit
@@ -205,7 +204,7 @@ def judge(models: Sequence[Model], shard: Shard) -> list[Judged]:
         raise SettingError("these models know different classes: compare models of federations with the same ones")
     judged = []
     for title, model in zip(titles([model.info for model in models]), models, strict=True):
-        features = model.prepared(shard.test_x, f"shard {shard.name}")
+        features = model.prepared(shard.test_x, f"shard {shard.name}", shard.column_names)
         judged.append(Judged(title, model, features, _true(shard, model)))
     return judged
 
@@ -213,7 +212,7 @@ def judge(models: Sequence[Model], shard: Shard) -> list[Judged]:
 def _true(shard: Shard, model: Model) -> Array:
     if model.info.task != "classes":
         return shard.test_y.astype(np.float64)
-    return labels.to_indices(shard.test_y, model.info.classes, f"the test part of shard {shard.name}").reshape(-1)
+    return y_of(shard, model.info.model, "classes", model.info.classes, None)[1].reshape(-1)
 
 
 def titles(infos: Sequence[Any]) -> list[str]:

@@ -5,13 +5,17 @@ N samples, H height, W width, C channels, T steps, F features.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
-from attune.common.errors import NonFiniteFeatures, ShardError
-from attune.common.plan import POSITIONED, Kind
-from attune.fedclient.data.arrays import Array
+from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
+from attune.common.plan import POSITIONED, Kind, ModelSpec, channel_weights
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES, Array
 
 MAX_VOCABULARY = 1 << 20  # every token needs a row of an embedding; larger numbers are probably identifiers
 _AXES: dict[Kind, str] = {"images": "(N, H, W) or (N, H, W, C)", "tokens": "(N, T)", "series": "(N, T, C)", "tabular": "(N, F)"}
@@ -81,6 +85,91 @@ def channels_first(shape: tuple[int, ...]) -> bool:
 def channels_last(x: Array) -> Array:
     """Return images (N, C, H, W) as (N, H, W, C), and arrays with another number of axes as they are."""
     return x.transpose(0, 2, 3, 1) if x.ndim == RANKS["images"] else x
+
+
+def resizing(size: Any, new: int, xp: Any = np) -> Any:
+    """Return the weights, (new, size), by which an axis of pixels gets another size: bilinear, and antialiased.
+
+    A new pixel is the mean of the pixels around its centre, by a triangle that reaches one pixel to both sides, of the old
+    pixels or of the new ones, whichever are larger. So nothing between two pixels is skipped, as plain bilinear sampling does.
+    `xp` is NumPy or torch.
+    """
+    centre_I = (xp.arange(new, dtype=xp.float64) + 0.5) * size / new
+    reach = (2 * centre_I[:1]).clip(1.0)  # of the first new pixel, twice the centre is its width in old pixels
+    weight_IS = (1 - abs(xp.arange(size, dtype=xp.float64) + 0.5 - centre_I[:, None]) / reach).clip(0.0)
+    return weight_IS / weight_IS.sum(1)[:, None]
+
+
+def described(kind: Kind, shape: tuple[int, ...]) -> str:
+    """Return the kind and the shape of a sample in words."""
+    axes = {"images": "height x width x channels", "tokens": "length", "series": "steps x channels", "tabular": "features"}
+    return f"{kind} of {' x '.join(map(str, shape))} ({axes[kind]})"
+
+
+def with_axes(x: Array, spec: ModelSpec, who: str, names: Sequence[str] = ()) -> Array:
+    """Return samples with the axes of their kind, also those of images (N, C, H, W). `names` are those of their channels.
+
+    Raises:
+        ShapeMismatch: They have too few axes or too many.
+    """
+    if spec.kind == "images":
+        is_first = x.shape[1:] == (spec.shape[-1], *spec.shape[:-1]) != spec.shape
+        if spec.channels is not UNSET:  # of any size
+            is_first = channels_first(x.shape) and x.shape[-1] != spec.shape[-1] and not names
+        x = channels_last(x) if is_first else x
+    try:
+        return canonical(x, spec.kind, f"x of {who}")
+    except ShardError as error:
+        raise ShapeMismatch(f"{error}; the model takes {described(spec.kind, spec.shape)}") from None
+
+
+def as_fractions(x: Array) -> Array:
+    """Return images as the model takes them: 8 bits are divided by 255."""
+    return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x
+
+
+def fit(x: Array, spec: ModelSpec, names: Sequence[str]) -> Array:
+    """Return samples (N, ...) with the sizes and channels of a model; `x` itself if the plan does not let them be fitted.
+
+    `names` are those of their channels, if they are known.
+
+    Raises:
+        ShardError: The plan's shape asks for too much memory.
+    """
+    if not (weights := channel_weights(spec, x.shape[1:], names)):
+        return x
+    if 4 * len(x) * math.prod(spec.shape) > MAX_BINARY_BYTES:
+        raise ShardError(f"{len(x):,} {described(spec.kind, spec.shape)} are over 8 GiB: the operator can lower data.shape")
+    numbers = as_fractions(x) if spec.kind == "images" else x
+    return np.asarray(fitted(numbers.astype(np.result_type(numbers, np.float32)), spec, weights))
+
+
+def fitted(x: Any, spec: ModelSpec, weights_CK: Sequence[Sequence[float]], xp: Any = np) -> Any:
+    """Return floats (N, ..., K) with the sizes and the channels of a model, (N, ..., C).
+
+    Images are resized, and a missing channel is 0. Of series the last steps count: longer ones lose their first steps, and
+    shorter ones get NaN in front. NaN in front and of missing channels becomes 0, the mean, once the others are standardised.
+
+    Args:
+        x: The samples.
+        spec: The model.
+        weights_CK: What `channel_weights` gives.
+        xp: NumPy or torch.
+    """
+    share_CK = xp.asarray(weights_CK, dtype=x.dtype)
+    x = x @ share_CK.T
+    if spec.kind == "images":
+        x = xp.moveaxis(x, -1, 1)
+        rows, columns = (xp.asarray(resizing(x.shape[at], spec.shape[at - 2], xp), dtype=x.dtype) for at in (2, 3))
+        return xp.moveaxis(rows @ x @ columns.T, 1, -1)
+    x = xp.where(share_CK.any(1), x, xp.nan)
+    return xp.concatenate([xp.full_like(x[:, :1], xp.nan)] * spec.shape[0] + [x], 1)[:, -spec.shape[0] :]
+
+
+def nearest(y: Array, size: Sequence[int]) -> Array:
+    """Return values of pixels, (N, H, W, ...), at another size: of each new pixel those where its centre lies."""
+    rows, columns = ((np.arange(new) + 0.5) * old / new for new, old in zip(size, y.shape[1:3], strict=True))
+    return y[:, rows.astype(np.intp)][:, :, columns.astype(np.intp)]
 
 
 def check_finite(x: Array, kind: Kind, where: str) -> None:

@@ -28,7 +28,7 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     vocabulary: int | None = None  # tokens only
     groups: str | None = None  # name of an array beside the samples. Samples with the same value are held out together, and
     # count as one where models are compared. The test part may lack the array
-    columns: list[str] | None = None  # names of features (tabular) or channels (series), in order
+    columns: list[str] | None = None  # names of features (tabular) or channels (series, images), in order
     channels: Literal["first", "last"] | None = None  # images only: the axis of the channels, if the sizes leave a doubt
     missing: Literal["refuse", "median"] = "refuse"  # tabular only: what NaN in x becomes
     missing_words: list[str] | None = None  # that mean a missing label; `usual` stands for the usual ones. None: these alone

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -104,22 +105,23 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     spec = plan.model
     if shard.kind != spec.kind:
         raise ShapeMismatch(
-            f"shard {shard.name} holds {_described(shard.kind, shard.train_x.shape[1:])}, but the federation is about "
-            f"{_described(spec.kind, spec.shape)}; point --data at a shard of that kind"
+            f"shard {shard.name} holds {kinds.described(shard.kind, shard.train_x.shape[1:])}, but the federation is about "
+            f"{kinds.described(spec.kind, spec.shape)}; point --data at a shard of that kind"
         )
     check_labelled_alike(shard, spec, plan.task, plan.classes)
     _check_schema(shard, plan)
     if plan.is_private and shard.schema is not None:
         shard = _filled_by_schema(shard, shard.schema)
-    check_columns(shard, plan.column_names)
+    check_columns(shard, () if spec.channels else plan.column_names)
     targets = (plan.targets or _own_scale(shard, plan)) if plan.task == "regression" else None
-    y_train, y_test = y_of(shard, plan.task, plan.classes, targets)
+    y_train, y_test = y_of(shard, spec, plan.task, plan.classes, targets)
     # With privacy, the label of one sample must not decide which others are trained on.
     layers = np.zeros(len(y_train), np.int64) if plan.is_private else strata(y_train, plan.task)
     fitted, held = hold_out(layers, plan.train.validation, derive(plan.seed, "validation"), shard.kind, shard.groups)
     fitted, dialled = _held_out_for_dial(shard, plan, layers, fitted)
     standardiser = _standardiser(shard, plan, fitted)
-    x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
+    names, who = shard.column_names, f"shard {shard.name}"
+    x = [prepare_features(part, spec, standardiser, who, names) for part in (shard.train_x, shard.test_x)]
     y = [as_tensor(part) for part in (y_train, y_test)]
     groups = None if shard.test_groups is None else np.unique(shard.test_groups, return_inverse=True)[1]
     numbers = None if shard.groups is None else as_tensor(np.unique(shard.groups[fitted], return_inverse=True)[1])
@@ -211,7 +213,7 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
     if not shard.standardise or shard.kind not in ("series", "tabular"):
         if shard.fill is None and not shard.missing_words:
             return None
-        zeros = np.zeros(shard.train_x.shape[-1])
+        zeros = np.zeros(plan.model.shape[-1])
         return Standardiser(zeros, zeros + 1, shard.fill, shard.missing_words)
     if plan.is_private:
         if plan.scale is None:
@@ -224,7 +226,8 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
         return Standardiser(*TableEncoder(shard.schema).public_scale, shard.fill, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
         _check_own_scale(shard, plan, "features")
-        scaling = _blind(shard, fitted, unscaled(shard.schema, Standardiser.fit(shard.train_x[fitted])))
+        x = kinds.fit(shard.train_x[fitted], plan.model, shard.column_names)
+        scaling = _blind(shard, fitted, unscaled(shard.schema, Standardiser.fit(x)))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
     scaling = unscaled(shard.schema, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
     return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
@@ -278,11 +281,11 @@ def check_columns(shard: Shard, expected: Sequence[str]) -> None:
         raise ShapeMismatch(f"shard {shard.name} {unlike}; {remedy(expected)}")
 
 
-def y_of(shard: Shard, task: TaskName, classes: Sequence[Label], scale: Scale | None) -> tuple[Array, Array]:
+def y_of(shard: Shard, spec: ModelSpec, task: TaskName, classes: Sequence[Label], scale: Scale | None) -> tuple[Array, Array]:
     """Return y of the training part and of the test part as models take it.
 
-    With classes these are int64 indices in `classes`; in other tasks float32, (N, K). Numbers to predict are standardised by
-    `scale`, a mean and standard deviation.
+    With classes these are int64 indices in `classes`, of pixels at the model's size; in other tasks float32, (N, K). Numbers to
+    predict are standardised by `scale`, a mean and standard deviation.
 
     Raises:
         UndeclaredLabels: A label is not in `classes`.
@@ -290,6 +293,8 @@ def y_of(shard: Shard, task: TaskName, classes: Sequence[Label], scale: Scale | 
     if task == "classes":
         parts = [(shard.train_y, "training"), (shard.test_y, "test")]
         train, test = (labels.to_indices(y, classes, f"the {part} part of shard {shard.name}") for y, part in parts)
+        if spec.labels_pixels and spec.channels is not msgspec.UNSET:
+            return kinds.nearest(train, spec.shape[:2]), kinds.nearest(test, spec.shape[:2])
         return train, test
     numbers = [shard.train_y, shard.test_y]
     if scale is not None:
@@ -317,7 +322,9 @@ def check_labelled_alike(shard: Shard, spec: ModelSpec, task: TaskName, classes:
         )
 
 
-def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | None, who: str = "the given data") -> Tensor:
+def prepare_features(
+    x: Array, spec: ModelSpec, standardiser: Standardiser | None, who: str = "the given data", names: Sequence[str] = ()
+) -> Tensor:
     """Return samples as the model takes them.
 
     These are images (N, C, H, W), series (N, T, C) or tabular (N, F) in float32, or tokens (N, T) in int64. Images of
@@ -328,32 +335,33 @@ def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | Non
         spec: The model's kind, shape and vocabulary.
         standardiser: Scaling of series and tables, if any.
         who: Name of the data in messages.
+        names: Names of the channels of x, if they are known.
 
     Raises:
-        ShapeMismatch: The samples have another shape than the model takes, or tokens are outside its vocabulary.
+        ShapeMismatch: The samples have another shape than the model takes, and are not fitted to it; or tokens are outside its
+            vocabulary.
         NonFiniteFeatures: Values are NaN or infinite, or too large for float32.
         ShardError: Tokens are negative.
     """
     where = f"x of {who}"
-    height, width, channels = spec.shape if spec.kind == "images" else (0, 0, 0)
-    if spec.kind == "images" and x.shape[1:] == (channels, height, width) != (height, width, channels):
-        x = kinds.channels_last(x)
-    try:
-        x = kinds.canonical(x, spec.kind, where)
-    except ShardError as error:
-        raise ShapeMismatch(f"{error}; the model takes {_described(spec.kind, spec.shape)}") from None
+    given = kinds.with_axes(x, spec, who, names)
+    x = kinds.fit(given, spec, names)
+    if is_fitted := x is not given:
+        _check_finite(given, spec.kind, where)
     if tuple(x.shape[1:]) != tuple(spec.shape):
         raise ShapeMismatch(
-            f"{who} holds {_described(spec.kind, x.shape[1:])}, but the model takes {_described(spec.kind, spec.shape)}; "
-            "bring the samples to that shape"
+            f"{who} holds {kinds.described(spec.kind, x.shape[1:])}, but the model takes "
+            f"{kinds.described(spec.kind, spec.shape)}; bring the samples to that shape"
         )
     if standardiser is not None:
         x = standardiser.filled(x)
-    _check_finite(x, spec.kind, where)
+    if not is_fitted:
+        _check_finite(x, spec.kind, where)
     if spec.kind == "tokens":
         return _tokens(x, spec, who)
-    numbers = as_fractions(x) if spec.kind == "images" else x
-    values = _float32(standardiser.apply(numbers) if standardiser else numbers, spec.kind, where)
+    numbers = kinds.as_fractions(x) if spec.kind == "images" else x
+    numbers = standardiser.apply(numbers) if standardiser else numbers
+    values = _float32(np.nan_to_num(numbers, nan=0.0) if is_fitted else numbers, spec.kind, where)
     if spec.kind == "images":
         values = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
     return as_tensor(values)
@@ -378,11 +386,6 @@ def _tokens(x: Array, spec: ModelSpec, who: str) -> Tensor:
     return as_tensor(np.ascontiguousarray(x, dtype=np.int64))
 
 
-def as_fractions(x: Array) -> Array:
-    """Return images as the model takes them: 8 bits are divided by 255."""
-    return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x
-
-
 def _float32(x: Array, kind: Kind, where: str) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore"):
         values = np.array(x, dtype=np.float32, order="C")
@@ -391,8 +394,3 @@ def _float32(x: Array, kind: Kind, where: str) -> npt.NDArray[np.float32]:
     except NonFiniteFeatures as error:
         raise NonFiniteFeatures(f"{error} (they are too large for 32-bit floats)") from None
     return values
-
-
-def _described(kind: Kind, shape: tuple[int, ...]) -> str:
-    axes = {"images": "height x width x channels", "tokens": "length", "series": "steps x channels", "tabular": "features"}
-    return f"{kind} of {' x '.join(map(str, shape))} ({axes[kind]})"

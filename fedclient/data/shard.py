@@ -44,7 +44,7 @@ class Shard:
         warnings: Notes for the user.
         groups: Group of each training sample, (N,). Samples of one group overlap or belong together.
         test_groups: Group of each test sample.
-        column_names: Names of features (tabular) or channels (series), in order; empty if not known.
+        column_names: Names of features (tabular) or channels (series, images), in order; empty if not known.
         fill: Values in place of missing ones, (F,): medians over the training part. None if none may be missing.
         missing_words: Words that mean a missing value, if the user named them; only of tables and series.
         held_hashes: Hashes of a table's rows that the device holds out (fedclient.data.holdout).
@@ -341,8 +341,8 @@ def _column_names(path: Path, kind: Kind, meta: Meta, x: Array) -> tuple[str, ..
     """
     if meta.columns is None:
         return ()
-    if kind not in ("series", "tabular"):
-        raise ShardError(f"meta.json of {path} names columns, but the data are {kind}; only tables and series have them")
+    if kind == "tokens":
+        raise ShardError(f"meta.json of {path} names columns, but the data are tokens, which have none")
     if wrong := wrong_with(meta.columns, x.shape[-1]):
         raise ShardError(f"meta.json of {path} has {wrong}")
     return tuple(meta.columns)

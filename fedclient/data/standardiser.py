@@ -105,9 +105,12 @@ class Standardiser:
     def fit(cls, x: Array) -> Standardiser:
         """Compute the statistics over all axes of `x` but the last, in float64.
 
-        Columns are divided by their largest value first, so that no square overflows.
+        Columns are divided by their largest value first, so that no square overflows. Steps that are NaN in all columns do not
+        count, and a column of nothing else keeps its scale.
         """
         columns = x.reshape(-1, x.shape[-1]).astype(np.float64)
+        if np.isnan(columns.sum()):
+            columns = np.nan_to_num(columns[~np.isnan(columns).all(axis=1)])
         scale = np.abs(columns).max(axis=0)
         scale[scale == 0] = 1.0
         columns /= scale

@@ -6,10 +6,11 @@ N samples, C classes, K numbers or labels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,7 @@ from attune.common.methods.ridge import BLOCK, WEIGHT
 from attune.common.plan import Scale
 from attune.common.protocol import HAS_TORCH
 from attune.fedclient import light_blobs
+from attune.fedclient.data import kinds
 from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser, with_nan
@@ -63,7 +65,7 @@ class FinishedModel(ABC):
             ShapeMismatch: x has another shape than the model takes.
             NonFiniteFeatures: x has NaN or infinite values.
         """
-        answers, classes = self.answers_of(self.prepared(x, who)), self.info.classes
+        answers, classes = self._at_own_size(self.answers_of(self.prepared(x, who)), x, who), self.info.classes
         if self.info.task == "regression":
             numbers = in_unit(answers, self.info.targets)
             return list((numbers[:, 0] if len(classes) == 1 else numbers).tolist())
@@ -77,11 +79,20 @@ class FinishedModel(ABC):
             return list(np.array(classes, dtype=object)[answers].tolist())
         return [classes[index] for index in answers.tolist()]
 
-    def prepared(self, x: npt.NDArray[Any], who: str = "the given data") -> Any:
-        """Return samples (N, ...) as the model takes them, prepared as in the training. Errors are those of `predict`."""
+    def _at_own_size(self, answers: npt.NDArray[Any], x: npt.NDArray[Any], who: str) -> npt.NDArray[Any]:
+        """Return what is said of pixels at the size of the images of which it is said."""
+        if not self.info.model.labels_pixels or self.info.model.channels is msgspec.UNSET:
+            return answers
+        return kinds.nearest(answers, kinds.with_axes(x, self.info.model, who, self.info.channels or ()).shape[1:3])
+
+    def prepared(self, x: npt.NDArray[Any], who: str = "the given data", names: Sequence[str] = ()) -> Any:
+        """Return samples (N, ...) as the model takes them, prepared as in the training. Errors are those of `predict`.
+
+        `names` are those of the channels of x; empty: as they were in the training on this device.
+        """
         if self.info.table_schema is None:
             x = with_nan(x, self.info.model.kind, self.info.missing_words)
-        return prepare_features(x, self.info.model, self.standardiser, who)
+        return prepare_features(x, self.info.model, self.standardiser, who, names or self.info.channels or ())
 
     def evaluate(self, shard: Shard) -> tuple[float, int]:
         """Return (accuracy, samples) on the test part. With a label per token, the accuracy is over all positions.
@@ -106,18 +117,18 @@ class FinishedModel(ABC):
         if self.info.task not in ("classes", "multilabel"):
             more = ": --intervals SHARD gives each number an interval" if self.info.task == "regression" else ""
             raise SettingError(f"a model of {self.info.task} has no probabilities{more}")
-        return self.shares_of(self.prepared(x, who))
+        return self._at_own_size(self.shares_of(self.prepared(x, who)), x, who)
 
     def test_part(self, shard: Shard) -> tuple[Any, npt.NDArray[Any]]:
         """Return the features of the test part, prepared, and its y. Errors are those of `right`."""
         if shard.kind != self.info.model.kind:
             raise ShapeMismatch(f"shard {shard.name} holds {shard.kind}, but the model takes {self.info.model.kind}")
         check_labelled_alike(shard, self.info.model, self.info.task, self.info.classes)
-        check_columns(shard, self.info.column_names)
+        check_columns(shard, () if self.info.model.channels else self.info.column_names)
         if not len(shard.test_x):
             raise ShardError(f"shard {shard.path} has no test samples to evaluate on: give a shard that has")
-        features = self.prepared(shard.test_x, f"shard {shard.name}")
-        _, y = y_of(shard, self.info.task, self.info.classes, self.info.targets)
+        features = self.prepared(shard.test_x, f"shard {shard.name}", shard.column_names)
+        _, y = y_of(shard, self.info.model, self.info.task, self.info.classes, self.info.targets)
         return features, y
 
 

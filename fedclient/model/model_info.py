@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,6 +130,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     plugins: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # the plan's, left out where it has none
     format: int = 1
     schema: Schema | msgspec.UnsetType = msgspec.UNSET  # by which tables are read; left out where there is none
+    channels: list[str] | msgspec.UnsetType = msgspec.UNSET  # names on the device where they may differ from the model's
     contains_samples: list[str] = []  # models that hold training samples, or features of them; who gets this folder gets them
 
     @property
@@ -188,8 +189,8 @@ def read_info(folder: Path) -> ModelInfo:
         raise NoModel(f"there is no finished model in {folder} ({error})") from None
 
 
-def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[str, Tensors]]:
-    """Return what the device predicts with now, in the form that `save` takes.
+def finished_model(learner: AnyLearner, channels: Sequence[str] = ()) -> tuple[ModelInfo, dict[str, Tensors]]:
+    """Return what the device predicts with now, in the form that `save` takes. `channels` are the names of its channels.
 
     Raises:
         NoModel: There was no order yet.
@@ -223,6 +224,7 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[str, Tensors]]:
         plugins=plan.plugins or msgspec.UNSET,
         schema=plan.schema or msgspec.UNSET,
         privacy=guarantee_of(plan, result, tensors),
+        channels=list(channels) if channels and plan.model.channels else msgspec.UNSET,
         contains_samples=sorted(name for name, of in tensors.items() if HOLD_SAMPLES & of.keys()),
         format=1 if all(name in NETWORKS for name in tensors) else FORMAT,
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from attune.common.durable import replaced
 from attune.common.errors import NoModel, SettingError
 from attune.common.models.body import body_of
+from attune.common.plan import channel_weights
 from attune.common.schema import Schema
-from attune.fedclient.data.prepare import as_fractions
+from attune.fedclient.data.kinds import as_fractions, fitted
 from attune.fedclient.data.standardiser import missing_numbers
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.model.light_model import in_unit
@@ -38,7 +40,8 @@ class Portable(nn.Module):
 
     Images (N, H, W, channels), series (N, T, channels) and tables (N, features) as float32, images of 8 bits divided by 255; a
     model that knows values for missing ones takes NaN, and the numbers that mean so; tokens (N, T) as int64. Returns (N, C), or
-    (N, T, C) where every position has a label.
+    (N, T, C) where every position has a label. A model to which samples are fitted takes any size, with the channels of the
+    device, and answers of pixels at its own size.
     """
 
     mean: Tensor
@@ -50,6 +53,7 @@ class Portable(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self._images = model.info.model.kind == "images"
+        self._spec, self._weights = model.info.model, weights_of(model)
         self._standard = model.standardiser is not None
         if model.standardiser is not None:
             self.register_buffer("mean", torch.tensor(model.standardiser.mean))
@@ -73,8 +77,12 @@ class Portable(nn.Module):
             x = torch.where(x == number, torch.nan, x)
         if self._fills:
             x = torch.where(torch.isnan(x), self.fill, x)
+        if self._weights:
+            x = fitted(x, self._spec, self._weights, torch)
         if self._standard:
             x = ((x.double() - self.mean) / self.std).float()
+        if self._weights:
+            x = torch.nan_to_num(x, nan=0.0)
         if self._images:
             x = x.permute(0, 3, 1, 2)
         body = {name: self.get_buffer(key) for name, key in self._body.items()}
@@ -140,9 +148,17 @@ def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> 
     return difference
 
 
+def weights_of(model: Model) -> list[list[float]]:
+    """Return the weights by which samples of the device's channels are fitted to the model; empty: they are not."""
+    spec, names = model.info.model, model.info.channels or ()
+    return channel_weights(spec, (*spec.shape[:-1], len(names) or spec.shape[-1]), names)
+
+
 def drawn(model: Model) -> npt.NDArray[Any]:
     """Return random samples of the form that the model takes."""
     spec, draw = model.info.model, np.random.default_rng(0)
+    if weights := weights_of(model):  # of another size
+        return draw.normal(size=(SAMPLES, *(size + 1 for size in spec.shape[:-1]), len(weights[0]))).astype(np.float32)
     if spec.kind == "tokens":
         return draw.integers(0, spec.vocabulary, (SAMPLES, *spec.shape), dtype=np.int64)
     x = draw.random((SAMPLES, *spec.shape))
@@ -172,10 +188,12 @@ def unit_of(model: Model) -> list[float]:
 
 
 def _written(write: Callable[..., None], module: nn.Module, x: Tensor, path: Path, model: Model) -> None:
+    free = range(x.dim() - 1) if model.info.model.channels is not msgspec.UNSET else [0]  # the axes of any size
+    axes = dict.fromkeys(free, torch.export.Dim.DYNAMIC)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporters warn of their own code
-            write(module, x, path, model.info.table_schema)
+            write(module, x, path, model.info.table_schema, axes)
     except ImportError as error:
         raise SettingError(f"this needs {error.name}, which is not installed: pip install 'attune-fl[export]'") from None
     except OSError:
@@ -187,8 +205,8 @@ def _written(write: Callable[..., None], module: nn.Module, x: Tensor, path: Pat
         ) from error
 
 
-def _write_program(module: nn.Module, x: Tensor, path: Path, schema: Schema | None) -> None:
-    program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+def _write_program(module: nn.Module, x: Tensor, path: Path, schema: Schema | None, axes: Mapping[int, Any]) -> None:
+    program = torch.export.export(module, (x,), dynamic_shapes=(axes,))
     files = {} if schema is None else {SCHEMA: schema.to_json().decode()}
     torch.export.save(program, str(path), extra_files=files)
 
@@ -198,12 +216,12 @@ def _run_program(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.asarray(torch.export.load(str(path)).module()(torch.from_numpy(x)))
 
 
-def _write_onnx(module: nn.Module, x: Tensor, path: Path, schema: Schema | None) -> None:
+def _write_onnx(module: nn.Module, x: Tensor, path: Path, schema: Schema | None, axes: Mapping[int, Any]) -> None:
     import onnxruntime  # noqa: F401 - without it the file could not be checked
 
     torch.onnx.export(
         module, (x,), str(path), input_names=["x"], output_names=["probabilities"], dynamo=True, external_data=False,
-        dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), verbose=False,
+        dynamic_shapes=(axes,), verbose=False,
     )  # fmt: skip
     if schema is not None:
         import onnx

@@ -109,7 +109,10 @@ def scores_on(model: FinishedModel, shard: Shard) -> dict[str, float] | str:
     if info.task == "regression":
         return of_numbers(in_unit(y, info.targets), in_unit(model.answers_of(features), info.targets))
     if info.task == "survival" and len(np.unique(y[:, 0])) > 2:  # times
-        hazards = (model.answers_of(model.prepared(x))[:, 0].astype(float) for x in (shard.train_x, shard.test_x))
+        hazards = (
+            model.answers_of(model.prepared(x, names=shard.column_names))[:, 0].astype(float)
+            for x in (shard.train_x, shard.test_x)
+        )
         return {"integrated Brier score": integrated_brier(np.asarray(shard.train_y, float), y.astype(float), *hazards)}
     if info.model.labels_pixels:
         import torch  # here, because a light device evaluates without it
@@ -123,7 +126,7 @@ def scores_on(model: FinishedModel, shard: Shard) -> dict[str, float] | str:
         return {}
     if not has_cases(y, len(info.classes), groups):
         return f"too few cases ({rarer(y == 1, groups)} events)" if len(info.classes) == 2 else "too few cases of a class"
-    shares_NC = model.probabilities(shard.test_x, f"shard {shard.name}").astype(np.float64)
+    shares_NC = model.shares_of(features).astype(np.float64)
     shares_NC /= shares_NC.sum(axis=1, keepdims=True)
     return of_classes(shares_NC, y, groups, info.threshold if isinstance(info.threshold, float) else None)
 

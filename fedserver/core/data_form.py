@@ -18,7 +18,7 @@ from attune.common.classes import look
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.metrics import MAX_COUNT
 from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
-from attune.common.plan import POSITIONED, DataSettings, Label, Plan, Profile
+from attune.common.plan import POSITIONED, Columns, DataSettings, Label, ModelSpec, Plan, Profile, channel_weights
 from attune.common.schema import LONGEST_NAME, Schema, difference, remedy, wrong_with
 from attune.common.task import TASKS, TIME_AND_EVENT, TaskName, asked
 from attune.common.text import listed
@@ -30,6 +30,7 @@ MAX_LABELS = 1 << 16
 LONGEST_LABEL = 256  # characters
 MAX_LABELS_BYTES = 1 << 20  # of all labels of a device together
 NAMED = 3  # labels and forms that an error names
+AS_GIVEN = DataSettings()
 # kind, shape of a sample, a label for every position, task, in tasks other than classes the names of what y holds, and the
 # digest of a table's schema
 Form = tuple[str, tuple[int, ...], bool, TaskName, tuple[Label, ...], str]
@@ -49,14 +50,17 @@ class Agreement(msgspec.Struct, frozen=True):
     tie: str = ""
 
 
-def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = None) -> Agreement:
+def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = None, form: DataSettings = AS_GIVEN) -> Agreement:
     """Find the form of data (kind, shape, task, labels by sample or by position) that more than half of the votes are for.
+
+    The profiles that agree are those of the samples as devices fit them, if the operator lets them (`data.fit`).
 
     Args:
         profiles: Profile of each device.
         tokens: The join token of each device. Devices of one token share one vote: its holder can enrol any number of names.
+        form: What the operator declares.
     """
-    votes = votes_of(profiles, tokens or {})
+    votes, profiles = votes_of(profiles, tokens or {}), {name: fitted(of, form) for name, of in profiles.items()}
     groups: dict[Form, list[str]] = defaultdict(list)
     for name in sorted(profiles):
         groups[form_of(profiles[name])].append(name)
@@ -69,7 +73,7 @@ def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = No
         return Agreement(
             tie=f"no majority of the devices has data of one form ({forms}){f': {columns}' if columns else ''}. Devices that "
             "joined with one token have one vote. One device more can decide it, or the operator: revoke those that are wrong, "
-            "or start a federation that declares data.kind and data.shape"
+            "or start a federation that declares data.kind and data.shape (and data.fit, which fits images and series to it)"
         )
     agreed = {name: profiles[name] for name in groups[largest]}
     reference = next((profile for profile in agreed.values() if profile.column_names), profiles[groups[largest][0]])
@@ -170,6 +174,21 @@ def _unlike_columns(named: Mapping[str, Profile]) -> str:
     return f"{'; '.join(clauses[:NAMED])}{more}, by the shard of {one}" if clauses else ""
 
 
+def fitted(profile: Profile, form: ModelSpec | DataSettings) -> Profile:
+    """Return the profile of the samples as their device fits them to a form, if it can; else the profile as it is.
+
+    A channel that is missing has NaN for sums: the device tells none.
+    """
+    if not (weights := channel_weights(form, profile.shape, profile.column_names)):
+        return profile
+    columns, places = profile.columns, [row.index(1.0) if 1.0 in row else None for row in weights]
+    if columns is not None:
+        mean, squares = ([math.nan if at is None else of[at] for at in places] for of in (columns.mean, columns.squares))
+        columns = Columns(columns.rows, mean, squares)
+    names = list(form.channels or profile.column_names)
+    return msgspec.structs.replace(profile, shape=tuple(form.shape), column_names=names, columns=columns)
+
+
 def form_of(profile: Profile) -> Form:
     """Return the form of a device's data, without its numbers."""
     outputs = () if profile.task == "classes" else tuple(profile.labels)
@@ -241,6 +260,7 @@ def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
         profile = in_schema(profile, schema)
         if profile.kind == "tabular" and form_of(profile)[-1] != schema.digest:
             raise _unlike(profile, msgspec.structs.replace(profile, schema=schema), name)
+    profile = fitted(profile, declared)
     kind, shape = declared.kind or profile.kind, tuple(declared.shape or profile.shape)
     if profile.kind == kind:
         _check_columns(profile, declared.names, name)
@@ -265,7 +285,7 @@ def check_fits(profile: Profile, plan: Plan, name: str) -> None:
         ShapeMismatch: Kind, shape, task, vocabulary or columns differ.
         UndeclaredLabels: Labels occur that the plan does not have.
     """
-    model = plan.model
+    model, profile = plan.model, fitted(profile, plan.model)
     planned = Profile(
         model.kind,
         model.shape,
@@ -294,8 +314,8 @@ def some(labels: Collection[Label]) -> str:
 
 
 def _wrong_names(profile: Profile) -> str:
-    if profile.kind not in ("series", "tabular"):
-        return f"names of columns for {profile.kind}"
+    if profile.kind == "tokens":
+        return "names of columns for tokens"
     return wrong_with(profile.column_names, profile.shape[-1])
 
 
@@ -367,7 +387,8 @@ def _other_task(name: str, profile: Profile, task: TaskName, outputs: Sequence[L
 def _mismatch(name: str, profile: Profile, kind: str, shape: tuple[int, ...]) -> str:
     return (
         f"the shard of {name} holds {profile.kind} of shape {profile.shape}; this federation expects {kind} of shape {shape}. "
-        "Convert the shard, or start a federation of its own"
+        "Convert the shard, or start a federation of its own. Images and series can be fitted to data.shape (data.fit); other "
+        "channels need names (data.columns, and `columns` in meta.json)"
     )
 
 

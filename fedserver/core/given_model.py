@@ -89,6 +89,7 @@ class GivenModel(msgspec.Struct, frozen=True):
         spec = self.model
         columns = msgspec.to_builtins(self.schema.columns) if isinstance(self.schema, Schema) else list(self.column_names)
         data = {"kind": spec.kind, "classes": list(self.classes), "task": self.task, "columns": columns}
+        data |= {} if spec.channels is msgspec.UNSET else {"fit": True}
         return {
             "seed": self.seed,
             "method": {"name": "fedavg"},

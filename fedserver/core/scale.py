@@ -49,7 +49,10 @@ def _scale(declared: Sequence[Columns | None], fewest: int) -> Scale | None:
     most = MOST_VOTE * median_low(columns.rows for columns in present) if len(present) >= FEWEST_VOTES else math.inf
     mean, std = [], []
     for column in range(len(present[0].mean)):
-        sums = [(min(its.rows, most), its.mean[column], its.squares[column] * min(1.0, most / its.rows)) for its in present]
+        holders = [its for its in present if not math.isnan(its.mean[column])]  # others have no such channel
+        if len(holders) < max(1, min(fewest, len(declared))):
+            return None
+        sums = [(min(its.rows, most), its.mean[column], its.squares[column] * min(1.0, most / its.rows)) for its in holders]
         rows, middle, square = reduce(_both, _near(sums, fewest))
         mean.append(middle)
         std.append(math.sqrt(square / rows) or 1.0)

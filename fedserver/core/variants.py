@@ -99,5 +99,7 @@ def specs_of(
             spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": SHARPNESS})
         if schema is not None and schema.embedded:
             spec = msgspec.structs.replace(spec, embedded=schema.embedded)
+        if settings.data.fit:
+            spec = msgspec.structs.replace(spec, channels=settings.data.channels)
         specs[variant] = settings.configured.spec_of(spec)
     return specs

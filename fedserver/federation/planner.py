@@ -77,7 +77,7 @@ class Planner:
         except SettingError as conflict:
             self._cannot_begin(conflict)
             return False
-        agreement = data_form.agree(profiles, tokens)
+        agreement = data_form.agree(profiles, tokens, self._settings.data)
         proposals = {name: profile.proposal for name, profile in usual.items() if isinstance(profile.proposal, Schema)}
         schema = next((profile.schema for profile in profiles.values() if isinstance(profile.schema, Schema)), None)
         for name, texts in (telling(schema, proposals) if schema is not None else {}).items():
@@ -97,9 +97,11 @@ class Planner:
         agreed = {name: profile for name, profile in agreement.agreed.items() if name not in {*greedy, *unable}}
         if len(agreed) < self._settings.round.min_clients or self._summing:
             return False
-        if not self._summed and self._survey.wanting(agreed):
+        # Of devices whose channels are those of the plan: all fill one number with theirs, in their order.
+        alike = {name: profiles[name] for name, of in agreed.items() if profiles[name].column_names == of.column_names}
+        if not self._summed and self._survey.wanting(alike):
             self._summing = True
-            self._state.turns.start(self._sum_statistics(agreed, again))
+            self._state.turns.start(self._sum_statistics(alike, again))
             return False
         return await self._try_plan(agreed)
 

@@ -37,7 +37,7 @@ class Asks:
 def columns_of(profile: Profile) -> list[str]:
     """Return the names of the columns of which a device with this profile can give statistics."""
     width = profile.shape[-1] if profile.kind in ("tabular", "series") else 0
-    features = list(profile.column_names) or [f"column {number + 1}" for number in range(width)]
+    features = list(profile.column_names)[:width] or [f"column {number + 1}" for number in range(width)]
     return features + output_columns(profile.task, profile.labels)
 
 

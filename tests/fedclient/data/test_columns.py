@@ -80,8 +80,8 @@ def test_names_that_cannot_be(names: list[str]) -> None:
 
 
 def test_names_of_what_has_no_columns() -> None:
-    with pytest.raises(SettingError, match="names of columns for images"):
-        check_possible(profile("a", kind="images", shape=(2, 2, 1)), "kiel")
+    with pytest.raises(SettingError, match="names of columns for tokens"):
+        check_possible(profile("a", kind="tokens", shape=(1,)), "kiel")
 
 
 def test_the_majority_of_those_who_name_columns_decides() -> None:

@@ -66,6 +66,39 @@ def test_a_torch_program_predicts_as_the_model_for_any_number_of_samples(tmp_pat
     assert [model.info.classes[i] for i in found.argmax(-1)] == model.predict(x)
 
 
+def fitting(folder, kind, channels, here, pixels=False):
+    """Write a model to which samples are fitted, of a device with other channels."""
+    shape, architecture = (*SHAPES[kind][:-1], len(channels)), "unet" if pixels else "convnet"
+    options = {"width": 2, "depth": 1} if pixels else {}
+    spec = msgspec.structs.replace(default_spec(kind, shape, 3, 0, architecture, options, pixels), channels=channels)
+    standard = {"mean": [2.0, 5.0], "std": [3.0, 1.0]} if kind == "series" else None
+    info = ModelInfo("a", "f", "fedavg", {}, spec, ["x", "y", "z"], TrainSettings(), standardiser=standard, channels=here)
+    return Model.load(artifact.save(folder / "model", info, {"personalized": tensors_of(build(spec, 0))}))
+
+
+@pytest.mark.parametrize("ending", [".pt2", pytest.param(".onnx", marks=needs_onnx)])
+@pytest.mark.parametrize(
+    ("kind", "channels", "here"), [("images", ["red", "green", "blue"], ["grey"]), ("series", ["p", "q"], ["z", "q", "y"])]
+)
+def test_an_exported_model_fits_samples_of_any_size_as_the_model_does(tmp_path, kind, channels, here, ending):
+    model, out, draw = fitting(tmp_path, kind, channels, here), tmp_path / f"out{ending}", np.random.default_rng(1)
+    assert portable.export(model, out) <= portable.TOLERANCE
+    for sizes in ((4, 6), (9, 5), (3, 8)):
+        x = draw.normal(2, 3, (5, *sizes[: len(SHAPES[kind]) - 1], len(here))).astype(np.float32)
+        shares = (portable._run_onnx if ending == ".onnx" else portable._run_program)(out, x)
+        assert shares == pytest.approx(model.probabilities(x), abs=portable.TOLERANCE)
+
+
+def test_labels_of_pixels_come_back_at_the_images_own_size(tmp_path):
+    model = fitting(tmp_path, "images", ["red", "green", "blue"], ["grey"], pixels=True)
+    x = np.random.default_rng(1).random((2, 10, 7, 1))
+    said, shares = np.array(model.predict(x)), model.probabilities(x)
+    assert said.shape == (2, 10, 7) and shares.shape == (2, 10, 7, 3)
+    assert np.array_equal(said, np.array(["x", "y", "z"])[shares.argmax(-1)])
+    inner = np.array(model.predict(np.asarray(model.prepared(x)).transpose(0, 2, 3, 1)))  # of the model's size and channels
+    assert np.array_equal(said[:, ::5, 3], inner[:, [0, 2], 3]), "rows 0 and 5 of 10 lie in 0 and 2 of 4, column 3 of 7 in 3"
+
+
 @needs_onnx
 @pytest.mark.parametrize(
     ("kind", "architecture", "blend"),
