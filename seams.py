@@ -37,7 +37,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 Watch = Callable[["Coordinator", "Storage"], AbstractContextManager[None]]
 FOLDER = Path(__file__).parent / "features"
 # Commands of `fedserver` and of `fedclient`, and the features that have them.
-COMMANDS = {"dashboard": "web", "dashboard-token": "web", "migrate": "remote", "plot": "pictures", "report": "report"}
+COMMANDS = {
+    "dashboard": "web",
+    "dashboard-token": "web",
+    "migrate": "remote",
+    "new": "starter",
+    "plot": "pictures",
+    "report": "report",
+}
 DEVICE_COMMANDS = {"plot": "finished", "watch": "finished"}
 SEAMS: dict[str, Callable[..., Any]] = {}  # by name, in the order of a run
 

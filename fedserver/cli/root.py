@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from attune import seams
 from attune.common import homes
-from attune.common.command_group import PATH, ExtensibleGroup
+from attune.common.command_group import ExtensibleGroup
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, SettingError, needing
 from attune.fedserver.cli import privacy, results, running, tokens
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, SETTINGS
 
-PROJECT = Path(__file__).parents[1] / "starter" / "project"  # the files that `new` writes
 COMMANDS = (
     tokens.token, tokens.revoke,
     running.pause, running.resume, running.status, running.tls_name,
@@ -115,28 +113,3 @@ def cli(
     process.prepare_memory()
     say = logs.speaker(log_format, verbosity, click.echo)
     serve(settings=settings, say=say, **given)
-
-
-@cli.command()
-@click.argument("folder", type=PATH)
-def new(folder: Path) -> None:
-    """Write a small project to edit into FOLDER: data, model, training, settings; it runs at once."""
-    for path in write_project(folder):
-        click.echo(path)
-    click.echo(f"now: cd {folder}; python run.py")
-
-
-def write_project(folder: Path) -> list[Path]:
-    """Write the files of a new project, and return their paths in the order in which to read them.
-
-    Raises:
-        SettingError: The folder exists and is not empty.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingError(f"{folder} is there already and is not empty; nothing was written: choose another name")
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name in ("README.md", "run.py", "data.py", "model.py", "federation.toml"):
-        written.append(folder / name)
-        written[-1].write_bytes((PROJECT / name).read_bytes())
-    return written
