@@ -235,7 +235,7 @@ class Device:
         if self.slot is None:
             if (profile := self.shard.profile).columns is not None or profile.targets is not None:
                 self.console.say(standardisation(plan))
-            for words in filter(None, (closed_form_words(plan), score_words(plan))):
+            for words in filter(None, (closed_form_words(plan), score_words(plan), self.options.shared_words(plan))):
                 self.console.say(words)
             await tell_units(gate, self.shard, self.link, self.worker, self.console.say)
             if self.options.variant == LIGHT:
@@ -386,7 +386,8 @@ class Device:
         from attune.fedclient.model.model_info import finished_model
 
         try:
-            if self.gate.plan is not None and self.gate.plan.given and self.store.has_model:
+            plan = self.gate.plan
+            if plan is not None and plan.given and (plan.matrix or self.store.has_model):
                 self.console.say("this device keeps the model that it had")
                 return None
             return self.store.keep_model(*finished_model(slot.learner()))

@@ -61,7 +61,10 @@ def statistics(home: Path | None, columns: str, patience: float, as_json: bool, 
 @click.command()
 @HOME
 @click.option("--model", type=PATH, help="Folder of a finished model (default: the common model of a run).")
-@click.option("--run", type=NAME, default="", metavar="NAME", help="This run's common model (default: of the present one).")
+@click.option(
+    "--matrix", is_flag=True, help="Evaluate the networks that sites share (`fedclient --share-model`), all at all sites."
+)
+@click.option("--run", type=NAME, default="", metavar="NAME", help="This run's model, or models (default: of the present one).")
 @click.option("--name", type=NAME, default="", help="Name of the evaluation's run (default: evaluation-1, -2, ...).")
 @click.option("--min-clients", type=click.IntRange(1), help="Devices with which it begins (default: all that are enrolled).")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any further setting, such as train.score=auroc.")

@@ -26,9 +26,8 @@ from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.lab.checks import weighed
 from attune.fedserver.lab.given import tensors_of_given
-from attune.fedserver.lab.groups import Group, make_again, models_of, noise_of
+from attune.fedserver.lab.groups import Group, make_again, models_of, noise_of, stage_another, stage_earlier
 from attune.fedserver.lab.served_values import ServedValues
-from attune.fedserver.lab.unaggregated import stage_another, stage_earlier
 from attune.fedserver.lab.vault import ByVariant, Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
 from attune.fedserver.ports.blobs import STATE, Blobs, blob_of
 from attune.fedserver.ports.lab import NO_VARIANTS, Arrived, RoundOutcome, Served
@@ -165,8 +164,10 @@ class Engine:
             if members and name not in made:
                 tensors = group.aggregator.cold_start()
                 made[name] = self._whole(group, tensors) if isinstance(tensors, str) else self._served.write(name, tensors)
+            others = {one: self._whole(group, slot) for one, slot in group.handed_in.items()} if self._plan.matrix else {}
             for client in members:
-                served[client][group.part] = made[name]
+                theirs = {f"{group.part}/{one}": blob for one, blob in others.items() if one != client}
+                served[client] |= {group.part: made[name], **theirs}
         return served
 
     def pack(self, blobs: Iterable[Blob]) -> dict[str, Blob]:
