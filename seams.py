@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from asyncio import Future
 
     from attune.common.config import ServerSettings
+    from attune.common.given_model import GivenModel
     from attune.common.pictures.figures import Section
+    from attune.common.plan import Plan
+    from attune.common.task import ScoredTask
+    from attune.common.wire.tensors import Tensors
     from attune.fedclient.work.processes.remote_executor import RemoteExecutor
+    from attune.fedserver.core.records import Report
     from attune.fedserver.federation.coordinator import Coordinator
     from attune.fedserver.home import ServedAddress, ServerHome
     from attune.fedserver.identity.admin import FederationAdmin
@@ -41,7 +46,6 @@ COMMANDS = {
     "dashboard": "web",
     "dashboard-token": "web",
     "migrate": "remote",
-    "new": "starter",
     "plot": "pictures",
     "report": "report",
 }
@@ -174,6 +178,24 @@ def pictures_of(snapshot: Snapshot, blobs: Blobs, wanted: Sequence[str]) -> tupl
 
 
 # --- results
+
+
+@seam
+def matrix_of(plan: Plan) -> tuple[GivenModel, Tensors]:
+    """Return a model like those of a run's devices, of which the ones that are shared are evaluated everywhere.
+
+    SettingError: No model of this run may leave its site, or all sites have one model.
+    """
+    raise absent("matrix", "--matrix")
+
+
+@seam
+def matrix_section(rows: Sequence[Report], task: ScoredTask, drawn: bool) -> Section | None:
+    """Return how each site's network scores at each other site, by devices' reports; None: no network was shared.
+
+    `drawn`: with a picture beside the table.
+    """
+    return None
 
 
 @seam

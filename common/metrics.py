@@ -44,6 +44,27 @@ FALSE_RATES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0
 Sensitivities = Annotated[tuple[Share, ...], msgspec.Meta(min_length=len(FALSE_RATES), max_length=len(FALSE_RATES))]
 FittedName = Annotated[str, msgspec.Meta(pattern=f"^{_NAME.pattern}$", max_length=_LONGEST)]  # of a model that a device fits
 
+MOST_OTHERS = 100  # devices whose network another one evaluates
+Differing = Annotated[float, msgspec.Meta(ge=-LARGEST_GAIN, le=LARGEST_GAIN)]
+OwnerName = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class OtherScore(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Score of another device's network on a device's test part, and its paired comparison with the device's own network.
+
+    Attributes:
+        score: As accuracies are.
+        better: Test samples on which it scores more than the own network; `worse`: on which it scores less.
+        gain: Its mean score less the own one's, where scores are not 0 or 1, with its standard error and its p-value.
+    """
+
+    score: Score
+    better: Count | None = None
+    worse: Count | None = None
+    gain: Differing | None = None
+    error: Annotated[float, msgspec.Meta(ge=0, le=LARGEST)] | None = None
+    p: Share | None = None
+
 
 @dataclass(frozen=True)
 class MetricDescriptor:
@@ -94,6 +115,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         fitted: Weights among themselves of the models that the device fits alone, by its own samples. The server makes a prior
             for other devices of them. No view shows them.
+        others: Scores of other devices' networks, by device.
         roc: Sensitivities of what is kept and of ordinary models alone, at the false positive rates FALSE_RATES of this device.
     """
 
@@ -162,6 +184,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes_down: Count | None = None
     fitted: Annotated[dict[FittedName, Share], msgspec.Meta(max_length=32)] = {}
     roc: dict[Literal["kept", "alone"], Sensitivities] = {}
+    others: Annotated[dict[OwnerName, OtherScore], msgspec.Meta(max_length=MOST_OTHERS)] = {}
 
     @property
     def likelihoods(self) -> dict[Choice, float]:
@@ -285,6 +308,7 @@ def _rivals(prefix: str) -> Mapping[Rival, RivalMetrics]:
 
 RIVALS = _rivals("")  # of the device's own model
 KEPT_RIVALS = _rivals("kept_")  # of what the device keeps, to predict with
+OF_OTHERS = RivalMetrics("score", "better", "worse", "gain", "error", "p")  # names of OtherScore
 OF_SCORES = {*ACCURACIES, *(name for of in (RIVALS, KEPT_RIVALS) for one in of.values() for name in astuple(one))}
 _BOUNDS = dict.fromkeys(WIDE, LARGEST) | {
     names.gain: LARGEST_GAIN for rivals in (RIVALS, KEPT_RIVALS) for names in rivals.values()

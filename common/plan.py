@@ -221,6 +221,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     rare: str = ""  # why it is this score, in words for people; empty: it was set
     portfolio: bool = False  # the server knows what devices report of models that they fit alone (Metrics.accuracy_alone)
     given: str = ""  # digest of a model that is evaluated without training, by `scale` at every site that has features in units
+    matrix: bool = False  # in its place: networks that devices have from an earlier run, and hand in to be evaluated by all
     variants: dict[str, ModelSpec] = {}  # other sizes of the model, of which a device's owner may choose one
 
     def of_variant(self, name: str) -> Plan:

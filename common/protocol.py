@@ -31,24 +31,15 @@ SUMS = "sums"  # a device that lists this hands in sums over its samples (--meth
 CLOSED_FORM = "closed-form"  # a device that lists this takes a closed form into its blend (Plan.closed_form)
 EXACT_SUMS = "exact-sums"  # a device that lists this hands them in behind masks, where its owner need not allow it
 GIVEN_MODEL = "given-model"  # a device that lists this evaluates a model as it is, by its scale (Plan.given)
+MATRIX = "matrix"  # a device that lists this evaluates the networks of other devices beside its own (Plan.matrix)
+SHARES = "share-model"  # beside it: the device hands in its finished network for that: its owner allows it
 IN_NO_SUM = "in-no-sum"  # a device that lists this can be in the one sum over samples behind masks in the life of its home
 SPENT = "its privacy budget is spent"  # the trouble of a device that trains no more, and does all else
+# What Hello.encodings lists.
 SPOKEN = (
-    *ENCODINGS,
-    PER_PART,
-    LOCAL_SCALE,
-    NOISE,
-    SHARED_CHANGE,
-    STATISTICS,
-    NOISY_STATISTICS,
-    EMBEDDING,
-    SCORES,
-    SAME_COHORT,
-    CLOSED_FORM,
-    EXACT_SUMS,
-    GIVEN_MODEL,
-    *([CHANGE] if PACKED in ENCODINGS else []),
-)  # what Hello.encodings lists
+    *ENCODINGS, PER_PART, LOCAL_SCALE, NOISE, SHARED_CHANGE, STATISTICS, NOISY_STATISTICS, EMBEDDING, SCORES, SAME_COHORT,
+    CLOSED_FORM, EXACT_SUMS, GIVEN_MODEL, MATRIX, *([CHANGE] if PACKED in ENCODINGS else []),
+)  # fmt: skip
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)
 PROCESS_KEY = "attune-process"  # the metadata key of Connect: a random word of the process, to tell two with one identity apart
 STATISTICS_ORDER = "statistics-"  # before the id of a question, in the exchanges of a masked sum of statistics

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, stdev
 from typing import Any, Literal, TypeVar
 
-from attune.common.metrics import KEPT_RIVALS, RIVALS, Rival, RivalMetrics
+from attune.common.metrics import KEPT_RIVALS, RIVALS, OtherScore, Rival, RivalMetrics
 from attune.common.task import SCORED, ScoredTask
 
 LEVEL = 0.95
@@ -235,6 +235,23 @@ def findings_of(pairs: list[Pair]) -> dict[Rival, Finding]:
     """
     adjusted = holm({pair.rival: pair.p for pair in pairs})
     return {pair.rival: pair.finding(adjusted[pair.rival]) for pair in pairs}
+
+
+def column_of(others: Mapping[str, OtherScore], samples: int, groups: int | None = None) -> dict[str, Pair]:
+    """Return the comparisons of other devices' networks with a device's own one, by device, their p-values corrected by Holm.
+
+    Args:
+        others: What the device reports of them.
+        samples: Its test samples.
+        groups: Independent groups of them; None: each sample is independent.
+    """
+    compared = {name: one for name, one in others.items() if one.better is not None or one.gain is not None}
+    pairs = {
+        name: Pair("common", one.better or 0, one.worse or 0, samples, one.gain, one.error, one.p, groups)
+        for name, one in compared.items()
+    }
+    adjusted = holm({name: pair.p for name, pair in pairs.items()})
+    return {name: replace(pair, tested=adjusted[name]) for name, pair in pairs.items()}
 
 
 def gain_of(reported: Mapping[str, Any]) -> float | None:

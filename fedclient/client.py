@@ -154,7 +154,7 @@ class Client:
             `resources.apply()`.
         plugins: Names of installed packages whose code the federation may run here.
         disclose: "statistics" lets the server know sums of columns and targets, and the score of a constant answer;
-            "masked-statistics" lets it know such sums over at least 5 devices alone.
+            "masked-statistics" lets it know such sums over at least 5 devices alone; "model" is `fedclient --share-model`.
         authority: Certificate of an authority, not the server's, that has certified the devices for secure aggregation.
         signer: File with this device's key and its certificate of that authority.
         proxy: HTTP proxy through which the server and S3 stores are reached, HOST:PORT; "env": that of the environment.

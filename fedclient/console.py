@@ -11,8 +11,9 @@ import click
 
 from attune.common.durable import forget_output
 from attune.common.estimate import Estimate
-from attune.common.statistics import RIVAL_WORDS, Finding, Pair, interval_of, verdict_on
+from attune.common.statistics import RIVAL_WORDS, Finding, Pair, column_of, interval_of, verdict_on
 from attune.common.task import SCORED
+from attune.common.text import clean
 from attune.fedclient.work.comparison import comparisons_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ WORDS: dict[Finding, str] = {
     "worse": "does not help here",
     "unclear": "makes no difference that so few test samples could show",
 }
+AGAINST_OWN: dict[Finding, str] = {"better": "it is better", "worse": "it is worse", "unclear": "which may be chance"}
 
 
 class Console:
@@ -119,7 +121,7 @@ def comparison_of(result: OrderResult) -> list[str]:
     if result.no_better_than_constant:
         warning = [f"no better than a constant answer, which has {result.accuracy_constant:.3f}"]
     if not comparisons:
-        return [*_auroc_of(result), *warning]
+        return [*_auroc_of(result), *_others_of(result), *warning]
     lines, metric = [], SCORED[result.task].metric
     blend = {"kept": result.accuracy_kept} if len(result.weights) > 1 else {}
     for name, value in (result.accuracies | blend).items():
@@ -132,9 +134,22 @@ def comparison_of(result: OrderResult) -> list[str]:
         counts = f"better on {pair.better} of {pair.samples} test samples, worse on {pair.worse}: "
         counts = "" if result.task == "ranked" else counts
         lines.append(f"against {RIVAL_WORDS[pair.rival]}: {counts}{pair.difference:+.3f} ({low:+.3f} to {high:+.3f})")
-    lines += _auroc_of(result)
+    lines += [*_auroc_of(result), *_others_of(result)]
     lines.append(f"{_subject(result, comparisons)} {WORDS[verdict_on(comparisons)]}")
     return [*lines, *warning, f"kept: {kept_words(result)}"]
+
+
+def _others_of(result: OrderResult) -> list[str]:
+    """Return a line for each other device's network, the best here first."""
+    lines, column = [], column_of(result.others, result.test_samples or 0, result.test_groups)
+    for name, one in sorted(result.others.items(), key=lambda item: -item[1].score):
+        lines.append(f"the network of {clean(name)} here: {SCORED[result.task].metric} {one.score:.3f}")
+        if pair := column.get(name):
+            against = f"{pair.difference:+.3f} ({{:+.3f}} to {{:+.3f}}), {AGAINST_OWN[pair.finding(pair.p)]}".format(
+                *pair.interval()
+            )
+            lines[-1] += f"; against this device's own {against} (p = {pair.p:.2g}, corrected for {len(column)} networks)"
+    return lines
 
 
 def _auroc_of(result: OrderResult) -> list[str]:

@@ -41,8 +41,7 @@ from attune.fedclient.work.executor import Cancelled, HostLost, Work
 from attune.fedclient.work.worker import LearnerSlot, OrderInProgress, Worker
 
 FULL = "the disk of this device is full: free some space there, then start it again"
-PROGRESS_S = 1.0
-RENEWAL_LOOK_S = 10.0  # between two checks whether to renew the certificate; certificates may live a minute
+PROGRESS_S, RENEWAL_LOOK_S = 1.0, 10.0  # between two checks whether to renew the certificate, which may live a minute
 
 
 class Device:
@@ -236,7 +235,7 @@ class Device:
             if (profile := self.shard.profile).columns is not None or profile.targets is not None:
                 self.console.say(standardisation(plan))
             inputs = fitting_words(here.model, profile.shape, profile.column_names)
-            for words in filter(None, (inputs, closed_form_words(plan), score_words(plan))):
+            for words in filter(None, (inputs, closed_form_words(plan), score_words(plan), self.options.shared_words(plan))):
                 self.console.say(words)
             await tell_units(gate, self.shard, self.link, self.worker, self.console.say)
             if self.options.variant == LIGHT:
@@ -387,7 +386,8 @@ class Device:
         from attune.fedclient.model.model_info import finished_model
 
         try:
-            if self.gate.plan is not None and self.gate.plan.given and self.store.has_model:
+            plan = self.gate.plan
+            if plan is not None and plan.given and (plan.matrix or self.store.has_model):
                 self.console.say("this device keeps the model that it had")
                 return None
             return self.store.keep_model(*finished_model(slot.learner(), self.shard.profile.column_names))

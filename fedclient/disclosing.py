@@ -25,7 +25,7 @@ from attune.common.exchange.messages import (
 from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS
 from attune.common.faults import fail_at
 from attune.common.plan import FEWEST_DEVICES, MAIN, Plan, Profile
-from attune.common.protocol import DESCRIPTION, EMPTY, IN_NO_SUM, MASKED, MASKED_SCALE, SPOKEN, STATISTICS_ORDER, SUMS
+from attune.common.protocol import DESCRIPTION, EMPTY, IN_NO_SUM, MASKED, MASKED_SCALE, SHARES, SPOKEN, STATISTICS_ORDER, SUMS
 from attune.common.secure.masked_sums import ONE_SUM, packed, plus_masks
 from attune.common.site_statistics import MOST_BYTES, MOST_COLUMNS, Centre, MaskedLayout, NoisyLayout
 from attune.common.text import from_json
@@ -48,14 +48,14 @@ _version = functools.cache(version)  # it reads a file
 def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
     """Return what a device can do beside the abilities of its version, because its owner allows it.
 
-    That is statistics in a masked sum, a description of its data, and sums over its samples.
+    That is statistics in a masked sum, a description of its data, sums over its samples, and its finished network.
     """
-    sums = (SUMS,) if "sums" in options.disclose else ()
+    owners = tuple(word for word, kind in ((SUMS, "sums"), (SHARES, "model")) if kind in options.disclose)
     if not {"statistics", "masked-statistics"} & set(options.disclose):
-        return sums
+        return owners
     scales = profile.columns is not None or profile.targets is not None
     described = (DESCRIPTION,) if Gate(options).allows(DESCRIBED) else ()
-    return (MASKED, *([MASKED_SCALE] if scales else []), *described, *sums)
+    return (MASKED, *([MASKED_SCALE] if scales else []), *described, *owners)
 
 
 def hello_of(options: DeviceOptions, shard: LazyShard, empty: bool, in_no_sum: bool = True) -> Hello:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 from msgspec.structs import FieldInfo, fields
 
-from attune.common.errors import AttuneError, DiskFull, Forbidden, HomeMismatch, LimitExceeded, SettingError, WireError
+from attune.common.durable import read_small
+from attune.common.errors import AttuneError, DiskFull, Forbidden, HomeMismatch, LimitExceeded, NoModel, SettingError, WireError
 from attune.common.exchange.messages import Order
 from attune.common.exchange.registry import SecureSumSettings, secure_sum_in
+from attune.common.given_model import MOST_BYTES, read_network
 from attune.common.methods.method import SOLVED
 from attune.common.metrics import Metrics
 from attune.common.plan import FEWEST_DEVICES, Plan, Profile
@@ -23,6 +25,8 @@ from attune.common.text import converted
 from attune.fedclient.messages import OrderResult
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attune.fedclient.options import DeviceOptions
 
 
@@ -259,11 +263,15 @@ class Gate:
             )
 
     def check_sums(self, order: Order) -> None:
-        """Check that an order asks for sums over samples only where the owner allows it, or masks hide them among others.
+        """Check that an order asks for sums over samples, or the finished network, only where the owner allows it.
+
+        Sums may also be asked for where masks hide them among others.
 
         Raises:
             Forbidden: It asks for them all the same.
         """
+        if self.plan is not None and self.plan.matrix and order.work == "train" and "model" not in self.options.disclose:
+            raise Forbidden("the server asked for the network of this device; its owner shares none (--share-model)")
         enough = "sums" in self.options.disclose if self._sums is None else self._sums.devices >= FEWEST_DEVICES
         if SOLVED in order.returns and not enough:
             raise Forbidden("the server asked for sums over samples; this device's owner allows none (--disclose sums)")
@@ -294,3 +302,21 @@ def with_rows(message: Any) -> Any:
         return message
     inner = {name: with_rows(value) for name, value in msgspec.structs.asdict(message).items()}
     return without(msgspec.structs.replace(message, **inner), refused(type(message), rows().__contains__))
+
+
+def finished_network(plan: Plan, folder: Path | None) -> dict[str, Tensor]:
+    """Return the network of the device's finished model, which is to be evaluated by other devices and beside theirs.
+
+    Raises:
+        NoModel: It has none, or one of another model than the plan's.
+        SettingError: It has no network that predicts elsewhere, or one that may not leave it.
+    """
+    if folder is None:
+        raise NoModel("a simulated device has no finished model in files")
+    given, tensors = read_network(folder)
+    given.check()
+    if "privacy" in msgspec.json.decode(read_small(folder / "model.json", MOST_BYTES)):
+        raise SettingError("this device's model comes from a run with noise or masks (privacy): it stays here")
+    if (given.model, given.classes) != (plan.model, plan.classes):
+        raise NoModel("this device's finished model is another one than those that are compared")
+    return tensors

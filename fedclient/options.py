@@ -65,11 +65,17 @@ def variant_here(asked: str) -> str:
     return LIGHT
 
 
-DisclosedKind = Literal["statistics", "masked-statistics", "sums"]
+DisclosedKind = Literal["statistics", "masked-statistics", "sums", "model"]
 # Models with which a device compares what it keeps: ordinary ones that it fits alone, and a network that it trains alone.
 Baseline = Literal["alone", "local", "alone+local", "none"]
 DEFAULT_BASELINE: Baseline = "alone"
 INSTEAD = "they know no pixels and no task of your own. The same network, trained here alone, takes their place"
+
+
+SHARED = (
+    "the server and each other site get this device's finished network, whose parameters can reveal samples that it was "
+    "trained on (--share-model)"
+)
 
 
 def _has_no_ordinary_models(plan: Plan) -> bool:
@@ -147,6 +153,10 @@ class DeviceOptions:
         if self.hooks.evaluate is not None:
             return "no ordinary models are fitted for comparison: this device scores by a function of its own"
         return ""
+
+    def shared_words(self, plan: Plan) -> str:
+        """Return in one line what leaves this device for others under this plan by its owner's word; empty: nothing more."""
+        return SHARED * (plan.matrix and "model" in self.disclose)
 
     def __post_init__(self) -> None:
         check_tag(self.tag)

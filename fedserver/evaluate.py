@@ -6,43 +6,31 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from attune import seams
 from attune.common import homes
 from attune.common.aio import run_blocking
 from attune.common.config import by_section, load_settings, merge
-from attune.common.durable import read_small
-from attune.common.errors import HomeMismatch, NoModel, SettingError, WireError
+from attune.common.errors import HomeMismatch, NoModel, SettingError
+from attune.common.given_model import GivenModel, read_network
 from attune.common.plan import FIRST_RUN, run_name
 from attune.common.plugins import check_model_allowed
-from attune.common.text import from_json
 from attune.fedserver import runs
-from attune.fedserver.core.given_model import GivenModel
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.home import ServerHome
 
 if TYPE_CHECKING:
     from attune.common.wire.tensors import Tensors
 
-MOST_BYTES = 4 << 20  # of model.json: a plan takes no longer one
 NO_SETTINGS: Mapping[str, Any] = {}
 FIXED = {"model", "method", "data", "seed"}  # sections that the model decides
 
 
 def evaluate(
-    model: str | Path | None = None,
-    run: str = "",
-    name: str = "",
-    min_clients: int | None = None,
-    settings: Mapping[str, Any] = NO_SETTINGS,
-    home: str | Path | None = None,
-    host: str | None = None,
-    port: int | None = None,
-    join_uses: int = 1,
-    dashboard: str | int | None = None,
-    allow_code: Collection[str] = (),
+    model: str | Path | None = None, run: str = "", name: str = "", min_clients: int | None = None,
+    settings: Mapping[str, Any] = NO_SETTINGS, home: str | Path | None = None, host: str | None = None, port: int | None = None,
+    join_uses: int = 1, dashboard: str | int | None = None, allow_code: Collection[str] = (), matrix: bool = False,
     say: Callable[[str], None] = print,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Let each site evaluate a model once, without training, and return what `fedserver status --json` prints then.
 
     It is a run of its own. After a kill, the same call goes on with it. Devices go on predicting with the models that they had.
@@ -59,6 +47,7 @@ def evaluate(
         join_uses: Same.
         dashboard: Same.
         allow_code: Code of its own that the model may be, by name.
+        matrix: Evaluate the networks of all sites that share them (`fedclient --share-model`), in place of one model.
         say: Function that gets each line that the command prints.
 
     Raises:
@@ -70,13 +59,18 @@ def evaluate(
     from attune.fedserver.app import ServerOptions
     from attune.fedserver.app import run as serve
     from attune.fedserver.lab.given import forget_others, store_given
-    from attune.fedserver.view.homes import status_of
+    from attune.fedserver.view.homes import status_of, text_of, text_table
 
     place = ServerHome(Path(home).expanduser() if home is not None else homes.server_home())
     overrides: dict[str, Any] = {}
     present = "" if run else _under_way(place)
     if model is not None or not present:
-        given, tensors = read_folder(Path(model).expanduser()) if model is not None else _common(place, run, allow_code)
+        if model is None:
+            given, tensors = _of_run(place, run, allow_code, matrix)
+        elif matrix:
+            raise SettingError("a matrix is of the sites' models, which they have: leave --model out")
+        else:
+            given, tensors = read_network(Path(model).expanduser())
         given.check()
         check_model_allowed(given.model.name, allow_code, "the model")
         if given.left_out:
@@ -84,7 +78,7 @@ def evaluate(
         with place.locked():
             digest = store_given(place.open().blobs, given, tensors)
         if digest != present:
-            overrides = _settings(place, settings, min_clients, given.settings(digest))
+            overrides = _settings(place, settings, min_clients, given.settings(digest, matrix))
             if place.exists():
                 _begin(place, name, overrides, say)
                 overrides = {}
@@ -94,31 +88,16 @@ def evaluate(
     shown = None if dashboard is None else str(dashboard)
     options = ServerOptions(place.path, host, port, True, say, shown, join_uses=join_uses, allow_code=tuple(allow_code))
     run_blocking(serve(options, overrides))
+    snapshot = place.snapshot()
+    section = seams.matrix_section(snapshot.rows, snapshot.plan.scored, drawn=False) if snapshot.plan else None
+    if section is not None and section.table is not None:
+        rows = ([str(cell or "") for cell in row] for row in section.table.rows)
+        say(text_of(text_table(section.table.heads, rows), section.caption))
     return status_of(place)
 
 
-def read_folder(folder: Path) -> tuple[GivenModel, Tensors]:
-    """Read the network of a finished model's folder.
-
-    Raises:
-        NoModel: It is missing, damaged, or of another form.
-    """
-    from attune.common.wire.files import read_tensors
-
-    if folder.suffix == ".onnx":
-        raise SettingError(
-            f"{folder} is a graph of ONNX, which each site would have to run as a program from elsewhere: evaluate takes the "
-            "folder of a finished model (model.json and model.safetensors)"
-        )
-    try:
-        given = from_json(read_small(folder / "model.json", MOST_BYTES), GivenModel)
-        return given, read_tensors(folder / "model.safetensors", digest=given.files.get("model.safetensors"))
-    except (OSError, WireError, msgspec.DecodeError) as error:
-        raise NoModel(f"there is no finished model in {folder} ({error})") from None
-
-
-def _common(place: ServerHome, run: str, allowed: Collection[str]) -> tuple[GivenModel, Tensors]:
-    """Return the common model of a run of a home."""
+def _of_run(place: ServerHome, run: str, allowed: Collection[str], matrix: bool) -> tuple[GivenModel, Tensors]:
+    """Return the common model of a run of a home, or a model like those that its devices share."""
     from attune.fedserver.consent import check_consent
     from attune.fedserver.view.export import common_model
 
@@ -126,9 +105,13 @@ def _common(place: ServerHome, run: str, allowed: Collection[str]) -> tuple[Give
     kept = place if run in ("", run_name(place.snapshot().run)) else ServerHome(place.runs / run)
     kept.require()
     snapshot = kept.snapshot()
-    if snapshot.plan is None:
-        raise NoModel(f"the run {run or run_name(snapshot.run)} has no model yet: give one (--model), or name a run (--run)")
+    if snapshot.plan is None or (snapshot.plan.matrix and not matrix):
+        raise NoModel(
+            f"the run {run or run_name(snapshot.run)} has no model of its own: give one (--model), or name a run (--run)"
+        )
     check_consent(place, snapshot, allowed)
+    if matrix:
+        return seams.matrix_of(snapshot.plan)
     return common_model(snapshot, snapshot.plan, kept.open().blobs, kept.path)
 
 

@@ -20,7 +20,8 @@ from attune.common.durable import disk_errors, sync
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.faults import SERVER, fail_at
 from attune.common.identity.names import check_name
-from attune.common.plan import FIRST_RUN, run_name
+from attune.common.plan import FIRST_RUN, Plan, run_name
+from attune.common.privacy.accountant import mode_of
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.home import ServerHome
@@ -194,3 +195,13 @@ def _put_aside(home: ServerHome, storage: HomeStorage, snapshot: Snapshot) -> Pa
         filling.rename(place)
         sync(home.runs)
     return place
+
+
+def check_shareable(plan: Plan) -> None:
+    """Check that the networks of a run's devices may be shared.
+
+    Raises:
+        SettingError: They stay at their site.
+    """
+    if plan.privacy is not None and (mode := mode_of(plan.privacy)):
+        raise SettingError(f"--matrix: in this run networks stay at their site ({mode}), so none may be shared")

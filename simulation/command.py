@@ -1,4 +1,4 @@
-"""`fedserver simulate` runs several methods on the same shards; `fedserver compare` compares finished runs."""
+"""`fedserver simulate` runs methods on the same shards, `compare` compares finished runs, and `new` writes a project."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from attune.common import homes
 from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType
 from attune.common.config import AUTO, PLAIN, PRESETS, convert, load_settings
 from attune.common.durable import check_folder
-from attune.common.errors import AttuneError
+from attune.common.errors import AttuneError, SettingError
 from attune.fedclient.table_options import EXECUTOR, baseline_option, read_options, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.data.lazy_shard import LazyShard
     from attune.fedclient.options import Hooks
+
+PROJECT = Path(__file__).parent / "starter" / "project"  # the files that `new` writes
 
 
 @click.command()
@@ -260,3 +262,16 @@ def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, formats:
 
         for line in write(compared_runs, data, out, formats):
             click.echo(line, err=as_json)
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+def new(folder: Path) -> None:
+    """Write a small project to edit into FOLDER: data, model, training, settings; it runs at once."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingError(f"{folder} is there already and is not empty; nothing was written: choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("README.md", "run.py", "data.py", "model.py", "federation.toml"):  # in the order in which to read them
+        (folder / name).write_bytes((PROJECT / name).read_bytes())
+        click.echo(folder / name)
+    click.echo(f"now: cd {folder}; python run.py")

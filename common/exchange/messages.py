@@ -59,7 +59,8 @@ class Order(msgspec.Struct, frozen=True):
     work: WorkName
     downloads: tuple[BlobRef, ...] = ()
     returns: tuple[str, ...] = ()  # parts to hand in
-    cold_start: tuple[BlobRef, ...] = ()  # what a device without history is served, to compare with
+    # What a device without history is served, to compare with. PART/DEVICE is another device's network (Plan.matrix).
+    cold_start: tuple[BlobRef, ...] = ()
     trains: tuple[str, ...] = ()  # kinds of tensors that move in training; empty: all
     deadline_s: float = 0.0  # left when the order was sent; 0: none
     encodings: Mapping[str, str] = {}  # part -> encoding of what is handed in; a part without one is plain

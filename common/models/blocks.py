@@ -1,4 +1,4 @@
-"""Self-attention and the pre-norm Transformer block that the ViT and the sequence Transformer share.
+"""Self-attention and the pre-norm Transformer block that the ViT and the sequence Transformer share; networks of Linear layers.
 
 B samples, T positions, D model width, H heads, E head dimension, F = 3*H*E.
 """
@@ -6,10 +6,14 @@ B samples, T positions, D model width, H heads, E head dimension, F = 3*H*E.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from attune.common.models.options import DnnOptions, MlrOptions
+from attune.common.plan import ModelSpec
 
 
 def initialise(model: nn.Module) -> None:
@@ -120,3 +124,26 @@ class ColumnEmbeddings(nn.Module):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         return torch.cat([x_BF[:, self.plain], *self.vectors(x_BF)], dim=1)
+
+
+def make_dnn(spec: ModelSpec, options: DnnOptions) -> nn.Sequential:
+    """Return a network (B, any shape) -> logits (B, classes) with the layers hidden0, hidden1, ... and head.
+
+    Features of a table that are indices are embedded first, by the layer `embed`.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    width = math.prod(spec.shape)
+    if spec.embedded:
+        embed = layers["embed"] = ColumnEmbeddings(width, spec.embedded)
+        width = embed.width
+    for position, hidden in enumerate(options.hidden):
+        layers[f"hidden{position}"] = nn.Linear(width, hidden)
+        layers[f"relu{position}"] = nn.ReLU()
+        width = hidden
+    layers["head"] = nn.Linear(width, spec.classes)
+    return nn.Sequential(layers)
+
+
+def make_mlr(spec: ModelSpec, options: MlrOptions) -> nn.Sequential:
+    """Return multinomial logistic regression (B, any shape) -> logits (B, classes) with one linear layer, `head`."""
+    return make_dnn(spec, DnnOptions(hidden=[]))

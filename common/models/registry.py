@@ -78,9 +78,9 @@ _BUILT_IN = {
         "attune.common.models.convnet:make_convnet_bn", ConvNetOptions, ("images", "series"), _HEAD | {"norm"}
     ),
     "lstm": ModelEntry("attune.common.models.lstm:StackedLstm", LstmOptions, ("tokens", "series"), _HEAD),
-    "dnn": ModelEntry("attune.common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
+    "dnn": ModelEntry("attune.common.models.blocks:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
     "huggingface": ModelEntry("attune.common.models.hugging_face:make", HuggingFaceOptions, ("images", "tokens"), None),
-    "mlr": ModelEntry("attune.common.models.dnn:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
+    "mlr": ModelEntry("attune.common.models.blocks:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
     "unet": ModelEntry("attune.common.models.convnet:UNet", UNetOptions, ("images",), _HEAD | {"norm"}, labels_pixels=True),
 }
 MODELS: PluginRegistry[ModelEntry] = PluginRegistry("models", ModelEntry, _BUILT_IN)

@@ -231,6 +231,17 @@ class TensorFile(Opened[torch.Tensor], TensorSource):
                 check_boolean(name, spec, raw_B, self._name)
 
 
+class OpenFiles(list[TensorFile]):
+    """Files that are open during a block, and are closed at its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self:
+            file.close()
+
+
 def read_tensors(where: Path | Readable, limits: Limits | None = None, digest: str | None = None) -> Tensors:
     """Return all tensors, as views of one buffer that is read at once. The blob must have this digest, if one is given.
 

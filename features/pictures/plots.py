@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from typing_extensions import Self
 
+from attune import seams
 from attune.common.errors import NoModel, SettingError
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Format
@@ -42,7 +43,7 @@ class PictureSource:
         if snapshot.plan is None or not snapshot.rows:
             raise NoModel(f"{where} has no rounds yet: there is nothing to draw before the first is closed")
         self._look, self._blobs, self._where, self.rows = look, blobs, where, snapshot.rows
-        self.closed = snapshot.record.round
+        self.closed, self.task = snapshot.record.round, snapshot.plan.scored
         settings, plan = snapshot.settings, snapshot.plan
         self.summary = summarise(snapshot.rows, settings, plan.model.name, self.closed, plan.scored)
         self.evaluated = comparisons(snapshot.rows)
@@ -104,11 +105,20 @@ def embeddings(source: PictureSource) -> figures.Section:
     return plot_clients.embeddings(z_NE, names, source.groups)
 
 
+def matrix(source: PictureSource) -> figures.Section:
+    """Draw how each site's network scores at each other site."""
+    section = seams.matrix_section(source.rows, source.task, drawn=True)
+    if section is None:
+        raise SettingError("no site has scored networks of others; `fedserver evaluate --matrix` lets them")
+    return section
+
+
 PICTURES: dict[str, Callable[[PictureSource], figures.Section]] = {
     "clients": clients,
     "accuracy": accuracy,
     "attention": attention,
     "embeddings": embeddings,
+    "matrix": matrix,
 }
 
 

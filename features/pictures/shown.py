@@ -18,7 +18,7 @@ from attune.fedserver.cli.shared import HOME, place_of
     "--picture",
     "pictures",
     multiple=True,
-    type=click.Choice(["clients", "accuracy", "attention", "embeddings"]),
+    type=click.Choice(["clients", "accuracy", "attention", "embeddings", "matrix"]),
     help="Only this one (may be repeated; default: all that the method has).",
 )
 @FORMAT

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from attune import __version__
+from attune import __version__, seams
 from attune.common.durable import PUBLIC, check_file, write_file
 from attune.common.errors import NoModel
 from attune.common.metrics import FALSE_RATES, METRICS
+from attune.common.pictures.figures import Section
 from attune.common.plan import ONE_MEAN, Plan, run_name
 from attune.common.statistics import RIVAL_WORDS, interval_of, strongest
 from attune.common.text import clean, listed
@@ -91,12 +92,15 @@ def page_of(snapshot: Snapshot, status: Mapping[str, Any], question: str = "") -
         raise NoModel("there is nothing to report yet: the first round has not started")
     taking_part = [client for client in status["clients"] if client["state"] != "revoked" or client["verdict"]]
     status, name = {**status, "clients": taking_part}, _text(snapshot.settings.server.name or "Federation")
-    asked = question or (
+    usual = (
         "How good is the given model at each site?" if plan.given else "Does training together help each site that takes part?"
     )
+    asked = question or ("Which site's model serves which site?" if plan.matrix else usual)
+    matrix = seams.matrix_section(snapshot.rows, plan.scored, drawn=False)
     bodies = {
         "The answer": _answer(status),
         "The sites": _sites(status, plan) + _curves(snapshot, status),
+        **({} if matrix is None else {matrix.title: _matrix(matrix)}),
         "What cannot be said, and why": _items(_limits(status, plan)),
         "What left the sites": _left(snapshot, plan),
         "What was spent": _items(spent_words(status)),
@@ -221,6 +225,12 @@ def _forest(status: Mapping[str, Any]) -> str:
     return f'<svg role="img" aria-label="{label}" {size}>{"".join(drawn)}</svg><p class="soft">{label}.</p>'
 
 
+def _matrix(section: Section) -> str:
+    table = section.table
+    rows = "" if table is None else _table(table.heads, ([cell or "" for cell in row] for row in table.rows))
+    return f'{rows}<p class="soft">{html.escape(clean(section.caption, 20 * LONGEST))}</p>'
+
+
 def _limits(status: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     """Yield what the numbers do not say."""
     by_result: dict[Any, list[str]] = {}
@@ -266,11 +276,18 @@ def _left(snapshot: Snapshot, plan: Plan) -> str:
 def _made(plan: Plan, status: Mapping[str, Any]) -> str:
     outputs = listed([str(name) for name in plan.classes])
     rows: list[tuple[str, object]] = [
-        ("training", "none: a given model" if plan.given else f"{plan.method}, {status['round']} of {status['rounds']} rounds"),
+        (
+            "training",
+            "none: sites' networks, as they had them"
+            if plan.matrix
+            else "none: a given model"
+            if plan.given
+            else f"{plan.method}, {status['round']} of {status['rounds']} rounds",
+        ),
         ("model", plan.model.name),
         ("data", f"{plan.model.kind} of shape {' x '.join(map(str, plan.model.shape))}; {plan.task}: {outputs}"),
         *((what, status[key]) for what, key in (("scales", "standardisation"), ("score", "score")) if status.get(key)),
-        *(("given model", plan.given) for _ in range(bool(plan.given))),
+        *(("given model", plan.given) for _ in range(bool(plan.given and not plan.matrix))),
         ("federation", plan.federation),
         ("software", f"attune {__version__}"),
     ]

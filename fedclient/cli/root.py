@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # The options that may stand in the file: the owner's decisions. A key is the option's name without the dashes before it.
 KEYS = (
-    "columns", "map", "decimal", "disclose", "metrics", "schema", "units",
+    "columns", "map", "decimal", "disclose", "share-model", "metrics", "schema", "units",
     "max-epsilon", "max-delta", "min-samples", "min-devices", "authority", "signer",
     "only-model", "only-run", "allow-model", "allow-plugin", "max-epochs", "max-model-bytes", "max-order", "max-orders",
     "proxy", "proxy-credentials", "only-when", "nice", "max-memory", "max-disk", "max-rate",
@@ -87,6 +87,8 @@ def _converted(path: Path, key: str, value: Any, option: click.Option, ctx: clic
             value if _is_texts(value) else None,
             "a list with at least one text" if key in NOT_EMPTY else "a list of texts",
         )
+    elif option.is_flag:
+        option_value, wanted = value if isinstance(value, bool) else None, "true or false"
     elif isinstance(option.type, click.types.IntParamType):
         option_value, wanted = value if type(value) is int else None, "a whole number"
     elif isinstance(option.type, click.types.FloatParamType):
@@ -235,6 +237,11 @@ class DeviceCommands(ExtensibleGroup):
     "sums: for --method analytic.",
 )  # fmt: skip
 @click.option(
+    "--share-model", is_flag=True,
+    help="In a `fedserver evaluate --matrix`, let the server and the other sites have this device's finished network. Its "
+    "parameters can reveal samples that it was trained on.",
+)  # fmt: skip
+@click.option(
     "--units", type=click.Choice(["all", "none"]), default="all", show_default=True,
     help="Tell the server by a word whether columns of a table fit the ranges of its schema.",
 )  # fmt: skip
@@ -287,7 +294,7 @@ def _train(given: dict[str, Any]) -> None:
         data=Path(given["data"][0]),
         model=given["allow_models"],
         plugins=given["allow_plugin"],
-        disclose=given["disclose"],
+        disclose=(*given["disclose"], *["model"] * given["share_model"]),
         token=token_in(given["token"], given["token_file"]),
         connect_timeout_s=given["connect_timeout"],
         limits=OrderLimits(

@@ -94,30 +94,19 @@ class Baselines:
         local: Whether there is a local model.
         hooks: A user's own training and scores.
         name: The device's name.
+
+    Attributes:
+        trainer: Evaluates them.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        shared: SharedModel,
-        device: torch.device,
-        saved: Tensors | None,
-        local: bool,
-        hooks: Hooks = NONE,
+        self, plan: Plan, shared: SharedModel, device: torch.device, saved: Tensors | None, local: bool, hooks: Hooks = NONE,
         name: str = "",
-    ) -> None:
-        self._trainer = Trainer(
-            shared.network,
-            Sgd(SgdSettings()),
-            PlainPredictor(ModelSettings()),
-            plan.train,
-            device,
-            family=(family_of(plan), "baseline"),
-            hooks=hooks,
-            classes=plan.classes,
-            measure=measure_of(plan),
-            name=name,
-        )
+    ) -> None:  # fmt: skip
+        self.trainer = Trainer(
+            shared.network, Sgd(SgdSettings()), PlainPredictor(ModelSettings()), plan.train, device,
+            family=(family_of(plan), "baseline"), hooks=hooks, classes=plan.classes, measure=measure_of(plan), name=name,
+        )  # fmt: skip
         self.local: Tensors | None = None
         if local:
             initial = {name: tensor.clone() for name, tensor in shared.initial.items()}
@@ -131,14 +120,14 @@ class Baselines:
         if self.local is None:
             return None
         return (
-            yield from self._trainer.training(
+            yield from self.trainer.training(
                 self.local, {}, data.train_x, data.train_y, seeds, progress, cancelled, round_=round_
             )
         )
 
     def keep(self, local: Tensors | None, state: Mapping[str, torch.Tensor]) -> None:
         """Continue from a committed order."""
-        self.local, self._trainer.state = local, state
+        self.local, self.trainer.state = local, state
 
     def candidates(self, common: Tensors) -> Candidates:
         """Return the models that exist, each with what evaluates it.
@@ -148,9 +137,9 @@ class Baselines:
         """
         models: dict[str, tuple[Trainer, Tensors]] = {}
         if common:
-            models["common"] = (self._trainer, common)
+            models["common"] = (self.trainer, common)
         if self.local is not None:
-            models["local"] = (self._trainer, self.local)
+            models["local"] = (self.trainer, self.local)
         return models
 
 

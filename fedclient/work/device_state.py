@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from attune.common.errors import HomeMismatch
-from attune.common.exchange.messages import Order
+from attune.common.exchange.messages import BlobRef, Order
 from attune.common.methods.method import SOLVED
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import manifest_of
@@ -108,6 +108,14 @@ class DeviceState(msgspec.Struct, frozen=True):
         if self.embedding and part == PART:
             return self.embedding.network
         return self.solved if part == SOLVED else {name: self.received[name] for name in names}
+
+    def common(self, refs: Iterable[BlobRef], fetched: Mapping[str, Tensors], parts: Mapping[str, Manifest]) -> Tensors:
+        """Return the cold-start model with these references; empty without any."""
+        common: Tensors = {}
+        for ref in refs:
+            tensors = fetched[ref.digest] if ref.digest in fetched else self.held(ref.part, parts[ref.part])
+            common |= self.embedding.common(tensors) if self.embedding and ref.part == PART else tensors
+        return common
 
     def beside(self, keeps_received: bool) -> dict[str, Tensors]:
         """Return the sets of tensors to commit beside theta, by name.

@@ -14,7 +14,7 @@ import torch
 
 from attune.common.errors import Forbidden
 from attune.common.exchange.messages import Order
-from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, NETWORKS, RIVALS, Choice
+from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, NETWORKS, OF_OTHERS, RIVALS, Choice, OtherScore
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.messages import OrderResult
@@ -168,6 +168,31 @@ class Evaluation:
         )
         beside = {name for name in members if name != self.own_choice} | ({self.own_choice} if mixed is not None else set())
         return result, {name: members[name].tensors if name in members else candidates[name][1] for name in sorted(beside)}
+
+    def others(self, network: Tensors, others: Mapping[str, Tensors]) -> Jobs[dict[str, OtherScore]]:
+        """Return the scores of other devices' networks on the test part, and whether they beat the device's own network.
+
+        Args:
+            network: The own one; empty: there is none to compare with.
+            others: Theirs, by device.
+        """
+        data, event_N = self._data, self._data.test_y.cpu().numpy() == 1
+        judged = {name: (self._rivals.trainer, tensors) for name, tensors in {**others, "": network}.items() if tensors}
+        right = (yield from baselines.right_on_test(judged, data)) if self._scores else {}
+        share_of: dict[str, Floats] = {}
+        for name in right if self.is_ranked and self._ranks_two else ():
+            share_of[name] = (yield from sharing([Member(1.0, *judged[name])], data.test_x)).double().nan_to_num(0.0).numpy()
+        scores: dict[str, OtherScore] = {}
+        for name in filter(None, right):
+            numbers: dict[str, Any] = {}
+            if network and share_of:
+                theirs_N, own_N = share_of[name][:, 1], share_of[""][:, 1]
+                numbers = compared_areas(theirs_N, own_N, event_N, OF_OTHERS, data.test_groups)
+            elif network and self._by_sample:
+                numbers = comparison.compared(right[name], right[""], OF_OTHERS, data.test_groups)
+            numbers.pop("test_groups", None)  # of the device, which reports it once
+            scores[name] = OtherScore(score=mean_score(right[name]), **numbers)
+        return scores
 
     def _beside_fitted(
         self, portfolio: Portfolio, held: DeviceModels, own_tensors: Tensors, order: Order, seeds: Seeds

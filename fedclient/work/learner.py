@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, cached_property, partial
 from typing import Literal
 
@@ -16,7 +17,7 @@ import torch
 from msgspec.structs import replace
 
 from attune.common import hardware
-from attune.common.errors import Forbidden, NoModel
+from attune.common.errors import Forbidden, NoModel, SettingError
 from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.exchange.registry import settings_of, transforms_for
@@ -31,7 +32,7 @@ from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.holdout import fold_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
-from attune.fedclient.gate import Gate
+from attune.fedclient.gate import Gate, finished_network
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import NONE, DeviceOptions, Hooks
 from attune.fedclient.work import baselines
@@ -74,20 +75,11 @@ class Learner:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        prepared: Prepared,
-        name: str,
-        orders: OrderStore,
-        device: torch.device,
-        keep: Literal["best", "personalized"] = "best",
-        trains_local: bool = False,
-        hooks: Hooks = NONE,
-        private: PrivateLearning | None = None,
-        tells_scores: bool = True,
-        source: EmbeddingSource = FROM_SEED,
+        self, plan: Plan, prepared: Prepared, name: str, orders: OrderStore, device: torch.device,
+        keep: Literal["best", "personalized"] = "best", trains_local: bool = False, hooks: Hooks = NONE,
+        private: PrivateLearning | None = None, tells_scores: bool = True, source: EmbeddingSource = FROM_SEED,
         fits_alone: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.plan, self.name, self.orders, self.private, self.tells_scores = plan, name, orders, private, tells_scores
         shared = shared_model(plan, device)
         configured = shared.configured
@@ -96,7 +88,7 @@ class Learner:
             check_loop(configured, private is not None)
         self.part_of = shared.part_of
         chosen, blends = baselines.own_name(method, self.part_of), keep == "best"
-        has_rival = chosen == "personalized" and baselines.has_common(self.part_of, configured.objective)
+        has_rival = chosen == "personalized" and baselines.has_common(self.part_of, configured.objective) and not plan.matrix
         settings = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
         self.transforms_of = cache(lambda part: Chain([*transforms_for(part, settings, part == SOLVED), PartEncoding()]))
         self.returns: dict[str, str] = {
@@ -255,6 +247,8 @@ class Learner:
 
         The result has accuracies before and after training, if wanted.
         """
+        if self.plan.matrix:  # nothing is trained
+            return result, replace(state, theta=state.theta | finished_network(self.plan, self.orders.model))
         order, cancelled, theta, received = work.order, work.cancelled, state.theta, state.received
         data, seeds, passes = self.data, self._seeds(order.round), 1 if state.local is None else 2
 
@@ -292,11 +286,16 @@ class Learner:
         self, result: OrderResult, state: DeviceState, fetched: Mapping[str, Tensors], work: Work
     ) -> Jobs[tuple[OrderResult, dict[str, Tensors]]]:
         """Compare the models, and return the result and the tensors of each model that the device keeps."""
-        order = work.order
-        common = self._common(order, fetched)
+        order, network = work.order, dict[str, torch.Tensor]()
+        with suppress(NoModel, SettingError):
+            network = finished_network(self.plan, self.orders.model) if self.plan.matrix else network
+        state = replace(state, theta=state.theta | network)
+        common = state.common(self.holdings.cold_start(order), fetched, self.holdings.parts)
         models = DeviceModels(state.theta, state.received, common, state.trained, state.solved, state.given)
         comparing = self.evaluation.compared(result, models, order, self._seeds(order.round), work.cancelled)
         result, kept = yield from quietly(self.private, comparing, (result, {}))
+        if others := {name: fetched[ref.digest] for name, ref in self.holdings.others(order).items()}:
+            result = replace(result, others=(yield from self.evaluation.others(network, others)))
         fail_at(self.name, order.round, "compared")
         if self.private is not None and math.isfinite(spent := self.private.spent):
             result = msgspec.structs.replace(result, epsilon=spent)
@@ -331,14 +330,6 @@ class Learner:
             parts[part], errors = self._written(part, values, before, order, result)
             owed |= errors
         return replace(state, owed=owed, embedding=embedding, given=given), parts, of_samples
-
-    def _common(self, order: Order, fetched: Mapping[str, Tensors]) -> Tensors:
-        """Return the cold-start model; empty if the order does not name it."""
-        common: Tensors = {}
-        for ref in self.holdings.cold_start(order):
-            tensors = fetched[ref.digest] if ref.digest in fetched else self._held(ref.part)
-            common |= self.state.embedding.common(tensors) if self.state.embedding and ref.part == PART else tensors
-        return common
 
     def _written(
         self, part: str, values: Tensors, before: Tensors | None, order: Order, result: OrderResult

@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from attune.common.errors import Forbidden, WireError
 from attune.common.exchange.messages import BlobRef, Order
+from attune.common.metrics import MOST_OTHERS
 from attune.common.protocol import ENCODINGS, HAS_TORCH, RELATIVE
 from attune.common.wire.blobs import Buffer, Readable
 from attune.common.wire.digest import digest_of
@@ -35,7 +36,7 @@ class Holdings(msgspec.Struct, frozen=True):
     """Digests and manifests of what a device holds. Without tensors, so that a learner in another process can send them.
 
     Attributes:
-        parts: Tensors of the blob of each part that is not private.
+        parts: Tensors of the blob of each part that is not private; PART/DEVICE is another device's value of it.
         has_rival: The device compares a common model with its own one.
         served: The digest of the held value of each part.
     """
@@ -50,13 +51,25 @@ class Holdings(msgspec.Struct, frozen=True):
         Raises:
             Forbidden: The part is private, or the method does not have it.
         """
+        part = part.partition("/")[0]
         if part not in self.parts:
             raise Forbidden(f"the server asked for, or sent, the part {part[:40]!r}, which is private or not in this method")
         return self.parts[part]
 
     def cold_start(self, order: Order) -> tuple[BlobRef, ...]:
         """Return the common model of an order, if this device compares with it."""
-        return order.cold_start if self.has_rival else ()
+        return tuple(ref for ref in order.cold_start if self.has_rival and "/" not in ref.part)
+
+    def others(self, order: Order) -> dict[str, BlobRef]:
+        """Return the networks of other devices that an order brings, by device: their parts are PART/DEVICE.
+
+        Raises:
+            Forbidden: They are more than a device evaluates.
+        """
+        refs = {ref.part.partition("/")[2]: ref for ref in order.cold_start if "/" in ref.part}
+        if len(refs) > MOST_OTHERS:
+            raise Forbidden(f"the server sent {len(refs)} networks of other devices, and this device evaluates {MOST_OTHERS}")
+        return refs
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
         """Return the values of `order` that are not held, each once, and the tensors of each.
@@ -66,7 +79,7 @@ class Holdings(msgspec.Struct, frozen=True):
         Raises:
             Forbidden: The order has a part that is private, or that the method does not have.
         """
-        refs = {ref.digest: ref for ref in (*self.cold_start(order), *order.downloads)}
+        refs = {ref.digest: ref for ref in (*self.others(order).values(), *self.cold_start(order), *order.downloads)}
         wanted = [(ref, self.expected(ref.part)) for ref in refs.values() if self.served.get(ref.part) != ref.digest]
         usable = [ref.sent.encoding in ENCODINGS and ref.base in ("", self.served.get(ref.part)) for ref, _ in wanted]
         return [(ref if use else ref.whole, expected) for use, (ref, expected) in zip(usable, wanted, strict=True)]
@@ -129,6 +142,10 @@ class OrderStore(Protocol):
 
     who: str
     damage: list[str]
+
+    @property
+    def model(self) -> Path | None:
+        """Folder of the device's finished model; None: it is in memory."""
 
     @property
     def where(self) -> str:
@@ -234,6 +251,8 @@ class MemoryOrders:
 
     Tensors are kept as they are, because they are never changed in place. Only what is handed in becomes bytes.
     """
+
+    model = None
 
     def __init__(self, who: str) -> None:
         self.who = who

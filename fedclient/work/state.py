@@ -59,7 +59,7 @@ class FolderOrders:
     """
 
     def __init__(self, path: Path, who: str = "") -> None:
-        self.path, self.who = path, who
+        self.path, self.who, self.model = path, who, path.parent / "model"
         self.damage: list[str] = []  # what was found damaged, and given up because there is an older order to go on from
         self._present: str | None = None  # the newest order
         self._fitted = path.parent / "fitted"  # it stays from run to run

@@ -1,8 +1,10 @@
-"""Results of a federation: weights and pictures; and before it trains, statistics of the sites' data and a schema of tables."""
+"""Results of a federation: weights, and what was spent of privacy; before it trains: statistics, a schema, what noise costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,7 +63,10 @@ def statistics(home: Path | None, columns: str, patience: float, as_json: bool, 
 @click.command()
 @HOME
 @click.option("--model", type=PATH, help="Folder of a finished model (default: the common model of a run).")
-@click.option("--run", type=NAME, default="", metavar="NAME", help="This run's common model (default: of the present one).")
+@click.option(
+    "--matrix", is_flag=True, help="Evaluate the networks that sites share (`fedclient --share-model`), all at all sites."
+)
+@click.option("--run", type=NAME, default="", metavar="NAME", help="This run's model, or models (default: of the present one).")
 @click.option("--name", type=NAME, default="", help="Name of the evaluation's run (default: evaluation-1, -2, ...).")
 @click.option("--min-clients", type=click.IntRange(1), help="Devices with which it begins (default: all that are enrolled).")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any further setting, such as train.score=auroc.")
@@ -155,3 +160,118 @@ def _names(paths: Sequence[Path]) -> list[str]:
     """Return a name for each file: its own without the suffix, or the whole path where two are alike."""
     stems = [path.stem for path in paths]
     return [stem if stems.count(stem) == 1 else str(path) for stem, path in zip(stems, paths, strict=True)]
+
+
+@click.group(invoke_without_command=True)
+@HOME
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def privacy(context: click.Context, /, home: Path | None, as_json: bool) -> None:
+    """Show what was spent of the privacy budget, by devices or by the server; with `plan`, compute what a guarantee costs."""
+    if context.invoked_subcommand is not None:
+        return
+    from attune.fedserver.view.homes import privacy_of
+
+    report = privacy_of(place_of(home))
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    for line in [*_present_lines(report), *_earlier_lines(report["earlier"])]:
+        click.echo(line)
+
+
+def _present_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yield what was spent in the present run, and by its devices."""
+    from attune.fedserver.view.status import fallen_line, guarantee_lines
+
+    unit, epsilon = report["unit"], report["epsilon"]
+    if not report["mode"]:
+        yield "devices train without noise (privacy.unit), and without secure aggregation"
+        return
+    yield f"{report['mode']}: {report['visible']}"
+    if report["clipping"] is not None:
+        yield report["clipping"]["told"]
+    if report["released"] is not None:
+        yield from [*guarantee_lines(report["released"]), report["released"]["adjacency"]]
+    if unit not in ("example", "group"):
+        return
+    budget = "no budget" if epsilon is None else f"budget epsilon = {epsilon:g}"
+    yield f"noise on the devices, for each {unit}: {budget} at delta = {report['delta']:g}, {report['orders']} orders at most"
+    for device, spent in report["spent"].items():
+        planned = report["planned"].get(device)
+        words = "nothing reported" if spent is None else f"spent epsilon = {spent:.3g}"
+        yield f"{device}  {words}" + ("" if planned is None else f", planned {planned:.3g}")
+    if report["fallen"]:
+        yield fallen_line(report["fallen"])
+
+
+def _earlier_lines(earlier: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield what was spent in earlier runs."""
+    from attune.fedserver.view.status import guarantee_lines
+
+    for run in earlier:
+        if run["released"] is not None:
+            yield f"earlier run {run['run']}: {guarantee_lines(run['released'])[0]}"
+        for device, spent in run["spent"].items():
+            yield f"{device}  after the earlier run {run['run']} spent epsilon = {spent:.3g}"
+
+
+@privacy.command()
+@click.option("--unit", type=click.Choice(["client", "example", "group"]), required=True, help="Whom the guarantee protects.")
+@click.option("--devices", type=click.IntRange(1), help="client: devices of the federation.")
+@click.option("--per-round", type=click.IntRange(1), help="client: devices that a round draws, on average.")
+@click.option("--rounds", type=click.IntRange(1), help="client: rounds.")
+@click.option("--samples", type=click.IntRange(1), help="example: training samples of the device. group: its groups.")
+@click.option("--batch", type=click.IntRange(1), help="example: samples of a step, on average. group: groups of a step.")
+@click.option("--epochs", type=click.IntRange(1), help="example, group: passes over the samples in all orders together.")
+@click.option("--noise", type=click.FloatRange(0), help="Noise multiplier; prints epsilon.")
+@click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Prints the noise multiplier that it needs.")
+@click.option(
+    "--delta",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Chance that the guarantee fails (default: half of one divided by the devices or samples).",
+)
+@click.option(
+    "--adjacency",
+    type=click.Choice(["zero-out", "replace-one"]),
+    default="zero-out",
+    show_default=True,
+    help="Which data sets the guarantee compares.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(
+    unit: str, noise: float | None, epsilon: float | None, delta: float | None, adjacency: str, as_json: bool,
+    **counts: int | None,
+) -> None:  # fmt: skip
+    """Compute epsilon from the noise, or the noise from epsilon."""
+    from attune.common.privacy.accountant import MEANING, Adjacency, NoisySteps, epsilon_of, noise_for
+
+    if (noise is None) == (epsilon is None):
+        raise click.UsageError("say --noise or --epsilon, and the other one is computed")
+    names = ("devices", "per_round", "rounds") if unit == "client" else ("samples", "batch", "epochs")
+    count, drawn, repeats = _all_of({f"--{name.replace('_', '-')}": counts[name] for name in names}, unit)
+    steps = repeats if unit == "client" else repeats * math.ceil(count / drawn)
+    rate, delta = min(1.0, drawn / count), delta or 1 / (2 * count)
+    chosen: Adjacency = "replace-one" if adjacency == "replace-one" else "zero-out"
+    if epsilon is None and noise is not None:
+        answer = {"epsilon": epsilon_of([NoisySteps(rate, noise, steps)], delta, chosen), "noise": noise}
+    else:
+        answer = {"noise": noise_for(epsilon or 0.0, delta, rate, steps, adjacency=chosen), "epsilon": epsilon or 0.0}
+    meaning = MEANING[chosen].format(unit={"client": "device", "example": "sample"}.get(unit, unit))
+    sampling = (
+        f"each is drawn independently with probability {rate:.3g}" if rate < 1 else "all are in each step: no amplification"
+    )
+    if as_json:
+        finite = {key: value if math.isfinite(value) else None for key, value in answer.items()}
+        words = {"adjacency": adjacency, "meaning": meaning, "sampling": sampling}
+        click.echo(json.dumps({**finite, "delta": delta, "rate": rate, "steps": steps, **words}))
+        return
+    click.echo(", ".join(f"{key} = {value:.4g}" for key, value in answer.items()) + f" at delta = {delta:.3g}")
+    click.echo(f"{adjacency}: {meaning}; {steps:,} steps, {sampling}")
+
+
+def _all_of(values: dict[str, int | None], unit: str) -> list[int]:
+    missing = [name for name, value in values.items() if value is None]
+    if missing:
+        raise click.UsageError(f"--unit {unit} needs {', '.join(missing)}")
+    return [value for value in values.values() if value is not None]

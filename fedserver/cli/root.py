@@ -13,7 +13,7 @@ from attune.common import homes
 from attune.common.command_group import ExtensibleGroup
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, SettingError, needing
-from attune.fedserver.cli import privacy, results, running, tokens
+from attune.fedserver.cli import results, running, tokens
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, SETTINGS
 
 COMMANDS = (
@@ -21,7 +21,7 @@ COMMANDS = (
     running.pause, running.resume, running.status, running.tls_name,
     tokens.audit, tokens.backup, tokens.restore, tokens.verify,
     results.export, results.evaluate,
-    privacy.privacy, results.schema, results.statistics,
+    results.privacy, results.schema, results.statistics,
     running.run, running.forget,
 )  # fmt: skip
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from attune.common import aio
 from attune.common.command_group import NAME
 from attune.common.config import load_settings
-from attune.fedserver.cli.shared import HOME, SETTINGS, admin_of, existing, operator, place_of, troubles_of
+from attune.fedserver.cli.shared import HOME, SETTINGS, admin_of, answer_of, existing, operator, place_of, troubles_of
 
 
 @click.command()
@@ -39,7 +38,7 @@ def _pause(home: Path | None, on: bool) -> None:
         return
     _, admin = admin_of(home)
     with place.locked():
-        aio.run(admin.pause_record(on))
+        answer_of(admin.pause_record(on))
     click.echo("paused; no server runs" if on else "rounds open again when the server runs")
 
 
@@ -129,7 +128,7 @@ def forget(home: Path | None, name: str, config: Path | None, assignments: tuple
     settings = merge(snapshot.overrides or {}, load_settings(config, assignments, of_flags(**flags)))
     planning.check_one_sum(snapshot.plan, planning.resolve(settings).transforms)
     with place.locked():  # no server runs
-        aio.run(admin.revoke(name))
+        answer_of(admin.revoke(name))
     kept = runs.begin(place, f"without-{name}", settings, operator())
     click.echo(f"{name} is revoked. When the server starts, the run without-{name} begins, in which nothing of {name} counts")
     if kept:

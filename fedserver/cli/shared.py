@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 HOME = click.option("--home", type=PATH, default=None, help="The folder of the server's state.")
 
 ALLOW_CODE = click.option(
@@ -104,3 +105,10 @@ def troubles_of(place: ServerHome) -> list[str]:
         return troubles(place)
     except Unreachable as error:
         return [str(error)]
+
+
+def answer_of(work: Coroutine[Any, Any, T]) -> T:
+    """Run asynchronous work of a command to its end, and return its result."""
+    from attune.common import aio
+
+    return aio.run(work)

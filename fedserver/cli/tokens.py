@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from attune.common import aio
 from attune.common.command_group import FOLDER, NAME, PATH
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.text import clean
-from attune.fedserver.cli.shared import ALLOW_CODE, HOME, admin_of, existing, operator, place_of, wake
+from attune.fedserver.cli.shared import ALLOW_CODE, HOME, admin_of, answer_of, existing, operator, place_of, wake
 
 if TYPE_CHECKING:
     from attune.fedserver.ports.ledger import AuditEntry
@@ -41,9 +40,9 @@ def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_f
         return
     place, admin = admin_of(home)
     key = place.open_authority().public_key_compressed
-    if only_for and (unknown := aio.run(admin.unknown(only_for))):
+    if only_for and (unknown := answer_of(admin.unknown(only_for))):
         click.echo(f"{unknown}: this token admits a new device of that name, or one whose enrolment was lost", err=True)
-    click.echo(aio.run(admin.new_token(key, uses, _seconds(ttl), only_for=only_for, tag=tag)))
+    click.echo(answer_of(admin.new_token(key, uses, _seconds(ttl), only_for=only_for, tag=tag)))
     whom = only_for or ("one new device" if uses == 1 else f"{uses} new devices")
     if sys.stderr.isatty():  # a pipe may carry both, and then the token is not alone
         click.echo(f"this token admits {whom}, for {ttl}", err=True)
@@ -59,7 +58,7 @@ def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
     import msgspec
 
     _, admin = admin_of(home or outer)
-    tokens = aio.run(admin.tokens())
+    tokens = answer_of(admin.tokens())
     if as_json:
         click.echo(msgspec.json.encode(tokens))
     else:
@@ -76,7 +75,7 @@ def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
 def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) -> None:
     """Withdraw the join token ID (`fedserver token list`): it admits no device any more."""
     place, admin = admin_of(home or outer)
-    revoked = aio.run(admin.revoke_token(id, devices))
+    revoked = answer_of(admin.revoke_token(id, devices))
     wake(place)
     click.echo(f"the token {id} is withdrawn")
     for name in revoked:
@@ -89,7 +88,7 @@ def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) 
 def revoke(home: Path | None, name: str) -> None:
     """Refuse the device NAME and its certificates from now on, and end its stream."""
     place, admin = admin_of(home)
-    aio.run(admin.revoke(name))
+    answer_of(admin.revoke(name))
     wake(place)
     click.echo(f"{name} is revoked")
 

@@ -32,19 +32,10 @@ class OrderBook:
         self._misses: dict[str, int] = {}  # how many times in a row a device has done so
 
     def write(
-        self,
-        order: OrderId,
-        blobs: Mapping[str, Blob],
-        returns: Mapping[str, str],
-        deadline_s: float,
-        version: int,
-        cold_start: Mapping[str, Blob] | None = None,
-        trains: Sequence[str] = (),
-        smaller: Mapping[str, Smaller] | None = None,
-        changes: bool = False,
-        prior: Mapping[str, float] | None = None,
-        counted: Mapping[int, float] | None = None,
-    ) -> Order:
+        self, order: OrderId, blobs: Mapping[str, Blob], returns: Mapping[str, str], deadline_s: float, version: int,
+        cold_start: Mapping[str, Blob] | None = None, trains: Sequence[str] = (), smaller: Mapping[str, Smaller] | None = None,
+        changes: bool = False, prior: Mapping[str, float] | None = None, counted: Mapping[int, float] | None = None,
+    ) -> Order:  # fmt: skip
         """Write and remember an order.
 
         Args:
@@ -53,7 +44,7 @@ class OrderBook:
             returns: The encoding of each part to hand in; "" is none.
             deadline_s: Seconds that the device has.
             version: How many rounds were closed when the served state was made.
-            cold_start: Values of the common model to compare with, by part.
+            cold_start: Values of the common model to compare with, by part, and of other devices' networks, by PART/DEVICE.
             trains: Kinds of tensors that training changes; empty: all.
             smaller: Compressed forms to send instead, by the digest of the value.
             changes: Whether the device accepts a compressed form under the digest of the value itself.

@@ -256,7 +256,7 @@ class WaitingPhase(PhaseVerbs):
     def enter(self, rules: Rules, state: Round, now: float) -> Step:
         waiting = state.noting(phase=Phase.WAITING)
         opens = rules.policy.opens(waiting) and not waiting.record.paused
-        first = PhaseKey.TRAINING if rules.settings.given is None else PhaseKey.EVALUATION
+        first = PhaseKey.TRAINING if rules.settings.rounds else PhaseKey.EVALUATION
         return Step(waiting, then=first if opens else None)
 
     def resume(self, rules: Rules, state: Round, now: float) -> Step:

@@ -147,6 +147,8 @@ class Synchronous:
     def refuses(self, state: Round) -> str:
         attackers, devices, least = self.settings.attackers, len(state.inside), self.settings.min_clients
         if state.record.phase is Phase.WAITING and devices < least <= len(state.connected):
+            if self.settings.matrix:
+                return "" if devices else "no device that is connected shares its model (fedclient --share-model)"
             return (
                 f"round.devices = {self.settings.devices!r}: {devices} devices with this tag are connected, of at least {least}"
             )

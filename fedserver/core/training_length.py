@@ -30,7 +30,7 @@ def usual_epochs(train: TrainSettings, samples: Iterable[int]) -> int:
 # --- an early end: after `round.patience` rounds in which held-out samples have not become likelier
 
 AUTO = "auto"  # as `round.rounds`
-NO_TRAINING: Mapping[str, Any] = {"rounds": 0, "analytic": "off", "patience": 0, "take_back": 0.0, "adapt_rounds": 0}
+NO_TRAINING: Mapping[str, Any] = {"analytic": "off", "patience": 0, "take_back": 0.0, "adapt_rounds": 0}
 AUTO_ROUNDS: Mapping[str, int] = {"rounds": 200, "patience": 10}
 EVERY = 5  # rounds from one comparison to the next
 
@@ -44,7 +44,9 @@ def round_settings(given: Mapping[str, Any]) -> RoundSettings:
     if given.get("rounds") == AUTO:
         given = {**AUTO_ROUNDS, **{key: value for key, value in given.items() if key != "rounds"}}
     rounds = convert(RoundSettings, given, "round.")
-    return rounds if rounds.given is None else msgspec.structs.replace(rounds, **NO_TRAINING)
+    if rounds.matrix and rounds.given is None:
+        raise SettingError("round.matrix is set by `fedserver evaluate --matrix`: leave it out")
+    return rounds if rounds.given is None else msgspec.structs.replace(rounds, **NO_TRAINING, rounds=int(rounds.matrix))
 
 
 def with_scores(train: TrainSettings, rounds: RoundSettings) -> TrainSettings:

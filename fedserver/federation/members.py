@@ -18,10 +18,12 @@ from attune.common.protocol import (
     EXACT_SUMS,
     GIVEN_MODEL,
     LOCAL_SCALE,
+    MATRIX,
     NOISE,
     SAME_COHORT,
     SCORES,
     SHARED_CHANGE,
+    SHARES,
     SPENT,
     SUMS,
 )
@@ -104,25 +106,28 @@ class Members:
         """
         profile = read_profile(hello.profile_json, name)
         self._settings.encodings.check_device(name, hello.encodings)
-        if self._settings.privacy.on_devices and NOISE not in hello.encodings:
-            raise SettingError(f"{name} cannot train with noise (privacy.unit of this federation): update fedclient")
         needed = EXACT_SUMS if self._settings.privacy.secure_aggregation else SUMS
         if self._settings.configured.objective.adds_up and needed not in hello.encodings:
             raise SettingError(
                 f"{name} hands in no sums over its samples, which method {self._settings.method.name} needs: "
                 + ("update fedclient" if needed == EXACT_SUMS else "its owner allows that by fedclient --disclose sums")
             )
-        if embeds_on_devices(self._settings.configured) and EMBEDDING not in hello.encodings:
-            raise SettingError(f"{name} cannot keep its embedding (method.embedding of this federation): update fedclient")
-        if knows_more(self._settings.privacy) and SAME_COHORT not in hello.encodings:
-            raise SettingError(f"{name} knows no privacy.same_cohort or secure_spare of this federation: update fedclient")
-        buffered = self._settings.round.mode == "buffered" and "shared" in self._settings.configured.aggregators
-        if buffered and SHARED_CHANGE not in hello.encodings:
-            raise SettingError(f"{name} cannot take part in buffered rounds (round.mode of this federation): update fedclient")
-        if self._settings.train.scored_rounds and SCORES not in hello.encodings:
-            raise SettingError(f"{name} cannot score what it would keep (--method auto of this federation): update fedclient")
-        if self._settings.round.given is not None and GIVEN_MODEL not in hello.encodings:
-            raise SettingError(f"{name} cannot evaluate a given model (fedserver evaluate): update fedclient")
+        rounds, privacy, of_this = self._settings.round, self._settings.privacy, "of this federation"
+        buffered = rounds.mode == "buffered" and "shared" in self._settings.configured.aggregators
+        asked = {
+            NOISE: (privacy.on_devices, f"cannot train with noise (privacy.unit {of_this})"),
+            EMBEDDING: (
+                embeds_on_devices(self._settings.configured),
+                f"cannot keep its embedding (method.embedding {of_this})",
+            ),
+            SAME_COHORT: (knows_more(privacy), f"knows no privacy.same_cohort or secure_spare {of_this}"),
+            SHARED_CHANGE: (buffered, f"cannot take part in buffered rounds (round.mode {of_this})"),
+            SCORES: (self._settings.train.scored_rounds, f"cannot score what it would keep (--method auto {of_this})"),
+            GIVEN_MODEL: (rounds.given is not None, "cannot evaluate a given model (fedserver evaluate)"),
+            MATRIX: (rounds.matrix, "cannot evaluate networks of other devices (fedserver evaluate --matrix)"),
+        }
+        if lacks := [why for ability, (is_asked, why) in asked.items() if is_asked and ability not in hello.encodings]:
+            raise SettingError(f"{name} {lacks[0]}: update fedclient")
         self._state.revoked.check(name)
         data_form.check_possible(profile, name)
         check_tag(profile.tag or "")
@@ -203,6 +208,8 @@ class Members:
         contributed = {device.name for device in known if device.contributed}
         asked = self._settings.round.devices
         outside = {device.name for device in known if tags.is_outside(asked, tags.tag_of(device, self._tags))}
+        if self._settings.round.matrix:
+            outside |= {stream.name for stream in streams if SHARES not in stream.known}
         if self._describes and self._state.round.record.round:
             unheard = {name for name in present.keys() - contributed if not self._described.get(name)}
             silent = {one.name: one for one in streams if one.name in unheard and DESCRIPTION in one.known}

@@ -66,18 +66,9 @@ class OrderSender:
             asked = {part: "" if part == SOLVED else encoding_of(part, part in blobs) for part in returns}
             order_id, changes = OrderId(work, number, name), stream is not None and stream.changes
             order = self._book.write(
-                order_id,
-                blobs,
-                asked,
-                span_s,
-                version,
-                cold_start.get(name),
-                trains,
-                smaller[name],
-                changes,
-                prior.of(name),
+                order_id, blobs, asked, span_s, version, cold_start.get(name), trains, smaller[name], changes, prior.of(name),
                 counted(record, known.get(name)),
-            )
+            )  # fmt: skip
             inline = self._inline(name, order)
             for digest, blob in inline.items():
                 if digest not in data:

@@ -154,7 +154,7 @@ class Planner:
         plan = planning.make_plan(settings, profiles, self._name, state.run, self._fewest, common, sums)
         if settings.round.given is not None:
             given = await state.executors.disk(read_given, state.storage.blobs, settings.round.given)
-            plan = given.planned(msgspec.structs.replace(plan, given=settings.round.given))
+            plan = given.planned(msgspec.structs.replace(plan, given=settings.round.given, matrix=settings.round.matrix))
         started = await overcome("making the first state", partial(state.lab.start, plan, [], 0))
         plan = planning.pinned(plan, started.body_digest)
         commit = partial(state.storage.ledger.commit_round, state.round.record, started.slots, [], {}, plan)

@@ -20,6 +20,7 @@ CLASSES = {
     "attention": "attention:Mcsa",
     "heur-amp": "attention:HeurAmp",
     "amp": "attention:Amp",
+    "handed-in": "mixing:HandedIn",
     "hypernetwork": "hypernetwork:Hypernetwork",
     "closed-form": "closed_form:ClosedFormSums",
 }

@@ -9,7 +9,6 @@ from typing import cast
 
 import msgspec
 from msgspec.structs import replace
-from typing_extensions import Self
 
 from attune.common.exchange.registry import growth_of, settings_of
 from attune.common.exchange.transform import ArrivalContext, Cohort, NotASum, PartUpdate, RoundContext, is_sealed
@@ -18,7 +17,7 @@ from attune.common.methods.method import SOLVED, PartKind
 from attune.common.methods.ridge import GRAM
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
-from attune.common.wire.files import TensorFile, TensorWriter
+from attune.common.wire.files import OpenFiles, TensorFile, TensorWriter
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.tensors import Cast, TensorSource, read_through
 from attune.fedserver.core.adaptation import AdaptationSpec
@@ -26,9 +25,8 @@ from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.lab.checks import weighed
 from attune.fedserver.lab.given import tensors_of_given
-from attune.fedserver.lab.groups import Group, make_again, models_of, noise_of
+from attune.fedserver.lab.groups import Group, make_again, models_of, noise_of, stage_another, stage_earlier
 from attune.fedserver.lab.served_values import ServedValues
-from attune.fedserver.lab.unaggregated import stage_another, stage_earlier
 from attune.fedserver.lab.vault import ByVariant, Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
 from attune.fedserver.ports.blobs import STATE, Blobs, blob_of
 from attune.fedserver.ports.lab import NO_VARIANTS, Arrived, RoundOutcome, Served
@@ -50,17 +48,6 @@ class _Closing(msgspec.Struct):
     unmasking: Unmasking | None = None
     bounded: dict[str, float] = {}
     without_vote: set[str] = set()
-
-
-class OpenFiles(list[TensorFile]):
-    """Files that are open during a block, and are closed at its end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for file in self:
-            file.close()
 
 
 class Engine:
@@ -176,8 +163,10 @@ class Engine:
             if members and name not in made:
                 tensors = group.aggregator.cold_start()
                 made[name] = self._whole(group, tensors) if isinstance(tensors, str) else self._served.write(name, tensors)
+            others = {one: self._whole(group, slot) for one, slot in group.handed_in.items()} if self._plan.matrix else {}
             for client in members:
-                served[client][group.part] = made[name]
+                theirs = {f"{group.part}/{one}": blob for one, blob in others.items() if one != client}
+                served[client] |= {group.part: made[name], **theirs}
         return served
 
     def pack(self, blobs: Iterable[Blob]) -> dict[str, Blob]:

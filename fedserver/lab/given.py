@@ -7,6 +7,7 @@ from functools import partial
 import msgspec
 
 from attune.common.errors import AttuneError, SettingError
+from attune.common.given_model import GivenModel
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import ModelSpec
@@ -16,9 +17,9 @@ from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.header import check_manifest
 from attune.common.wire.tensors import Tensors, check_finite, manifest_of
-from attune.fedserver.core.given_model import GIVEN, GivenModel, description_name, tensors_name
 from attune.fedserver.ports.blobs import Blobs, Damaged
 
+GIVEN = "given/"  # names of its blobs begin so; no other blob's does
 MISSING = "the model that this run evaluates is not in {}: give it again (fedserver evaluate)"
 
 
@@ -80,5 +81,16 @@ def tensors_of_given(blobs: Blobs, digest: str) -> Tensors:
     Raises:
         Damaged: The description or the tensors are missing, or have other bytes.
     """
-    blob: Blob = read_given(blobs, digest).blob(digest)
+    given = read_given(blobs, digest)
+    blob = Blob(tensors_name(digest), given.files[given.network], given.size)
     return read_tensors(blobs.open(blob), digest=blob.digest)
+
+
+def tensors_name(digest: str) -> str:
+    """Return the name of the tensors' blob beside the description with this digest."""
+    return f"{GIVEN}{digest.rpartition(':')[2]}.safetensors"
+
+
+def description_name(digest: str) -> str:
+    """Return the name of the blob with the description that has this digest."""
+    return f"{GIVEN}{digest.rpartition(':')[2]}.json"

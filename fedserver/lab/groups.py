@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
+import torch
 from torch import Tensor
 
 from attune.common.errors import SettingError
@@ -26,21 +27,26 @@ from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, tensors_of
 from attune.common.plan import Plan
+from attune.common.seeds import derive
 from attune.common.task import TaskName
 from attune.common.wire.header import Manifest
-from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Vault
+from attune.fedserver.core.records import Slot
+from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, Vault, write
 from attune.fedserver.lab.aggregators.closed_form import earlier_sums
 from attune.fedserver.lab.aggregators.described import ToldDescriptions
+from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.build import aggregators_for
 from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, SumsCheck
 from attune.fedserver.lab.client_noise import ClientNoise, home_key
 from attune.fedserver.lab.vault import StateVault, place_of
-from attune.fedserver.ports.blobs import Blobs
+from attune.fedserver.ports.blobs import Blobs, blob_of
 
 if TYPE_CHECKING:
     from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 
 VaultFor = Callable[[str], StateVault]
+SHARE_MOVED = 0.01  # of a number, by which another start differs at most
+FROM_ZERO = 0.001  # likewise, in a tensor of zeros
 
 
 def chain_of(
@@ -116,6 +122,11 @@ class Group:
     initial: Tensors
     aggregator: Aggregator
 
+    @property
+    def handed_in(self) -> dict[str, str]:
+        """The slot of each client that has a value of its own, by client."""
+        return {key.removeprefix(CLIENT): key for key in self.vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118
+
 
 class VariantModel:
     """Model of one variant on the server, of which the variant's groups are made.
@@ -186,3 +197,45 @@ def make_again(groups: Mapping[str, Group], models: Iterable[VariantModel]) -> N
     for model in models:
         for name, aggregator in model.aggregators().items():
             groups[name].aggregator = aggregator
+
+
+# --- next states that no aggregator makes of updates: an earlier one, or one near the present one
+
+
+def stage_earlier(vaults: Mapping[str, StateVault], present: Iterable[Slot], slots: Iterable[Slot]) -> None:
+    """Stage an earlier state's slots. Clients without a value of their own at that time fall back to the cold start."""
+    names = {(slot.part, slot.key) for slot in slots}
+    for slot in sorted(set(slots) - set(present), key=lambda slot: slot.file):
+        vaults[slot.part].stage(slot.key, blob_of(slot))
+    for slot in present:
+        if slot.key.startswith(CLIENT) and (slot.part, slot.key) not in names:
+            vault = vaults[slot.part]
+            write(vault, slot.key, vault.read(COLD_START))
+
+
+def stage_another(groups: Mapping[str, Group], seed: int, closed: int) -> None:
+    """Stage values that all clients share, each number a little moved. A restart repeats the bits.
+
+    Args:
+        groups: Parts of the state; their aggregators know which value is served.
+        seed: The federation's seed.
+        closed: The number of rounds that the present state has taken in.
+    """
+    for name, group in sorted(groups.items()):
+        if (slot := group.aggregator.slot("")) is not None:
+            write(group.vault, slot, moved(group.vault.read(slot), derive(seed, "another start", closed, name)))
+
+
+def moved(tensors: Mapping[str, Tensor], seed: int) -> Tensors:
+    """Return tensors near these: each floating number by up to SHARE_MOVED of itself, those of a tensor of zeros by FROM_ZERO.
+
+    Other zeros stay, and so does each sign: a variance stays one.
+    """
+    draws, near = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    for name in sorted(tensors):
+        near[name] = tensor = tensors[name]
+        if tensor.is_floating_point():
+            shares = 2 * torch.rand(tensor.shape, generator=draws, dtype=torch.float64) - 1
+            scale = SHARE_MOVED * tensor.double() if bool(tensor.any()) else FROM_ZERO
+            near[name] = (tensor.double() + scale * shares).to(tensor.dtype)
+    return near

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from attune.common.errors import NoModel
+from attune.common.given_model import GivenModel
 from attune.common.identity.signed_files import REVOKED, files_in, sign
 from attune.common.metrics import METRICS
 from attune.common.models.registry import build
@@ -19,7 +20,6 @@ from attune.common.wire.blobs import read_frames
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.consent import check_consent
-from attune.fedserver.core.given_model import GivenModel
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import KEY_FILE, Authority
 from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, left_out
@@ -206,12 +206,9 @@ def common_model(snapshot: Snapshot, plan: Plan, blobs: Blobs, beside: Path) -> 
     tensors: Tensors = {}
     with scratch_blobs(beside) as scratch:
         engine = Engine(plan, snapshot.slots, blobs, snapshot.record.round, served=scratch)
-        for blob in engine.cold_start([""])[""].values():
-            tensors |= read_tensors((scratch if blob.name.startswith(SERVED) else blobs).open(blob))
+        for part, blob in engine.cold_start([""])[""].items():
+            if part in engine.manifests:  # and no other device's network
+                tensors |= read_tensors((scratch if blob.name.startswith(SERVED) else blobs).open(blob))
     if missing := sorted(tensors_of(build(plan.model, plan.seed)).keys() - tensors.keys()):
         raise NoModel(f"{plan.method} has no common model: devices keep {missing[0]} and {len(missing) - 1} more tensors")
-    given = GivenModel(
-        plan.model, plan.classes, plan.method, plan.method_options, plan.train, plan.scale, plan.column_names, "common",
-        task=plan.task, targets=plan.targets, seed=plan.seed, schema=plan.schema or msgspec.UNSET, by_site=plan.scale is None,
-    )  # fmt: skip
-    return given, tensors
+    return GivenModel.of_plan(plan, "common"), tensors

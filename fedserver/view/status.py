@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from attune.common.config import PrivacySettings, RoundSettings
 from attune.common.errors import SettingError
 from attune.common.methods.private_training import steps_per_order, with_orders
@@ -253,7 +255,7 @@ def status(
     final = [row for row in rows if row.work == "evaluate" and row.round >= last] if done else rows
     latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
     constant, task = constants(rows), snapshot.plan.scored if snapshot.plan else "classes"
-    verdicts = fleet_verdicts(reports)
+    verdicts, others = fleet_verdicts(reports), {row.client: row.others for row in rows if row.others}
     ends = {entry.name: entry for entry in sorted(snapshot.certificates, key=lambda entry: entry.not_after)}
     asking = record.phase in (Phase.TRAINING, Phase.EVALUATING)
     awaited = set(record.devices) - reported - set(record.excused) if asking else set()
@@ -281,6 +283,7 @@ def status(
             | {"probably": effect_of(verdicts, device.name)}
             | {"verdict": shown_verdict(reports.get(device.name, {}))}
             | {name: reports.get(device.name, {}).get(name) for name in METRICS}
+            | ({"others": msgspec.to_builtins(others[device.name])} if device.name in others else {})
             for device in devices
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],

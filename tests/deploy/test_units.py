@@ -127,7 +127,8 @@ def test_every_setting_of_a_device_and_of_the_server_is_in_it(deploy):
     by_samples = {"local_epochs"}  # without it the devices' samples decide
     assert set(said["train"]) == set(TrainSettings.__struct_fields__) - unset - by_samples
     assert set(said["server"]) == set(ServerSettings.__struct_fields__)
-    assert set(said["round"]) >= set(RoundSettings.__struct_fields__) - {"train", "given"}  # a command sets it
+    by_commands = {"train", "given", "matrix"}
+    assert set(said["round"]) >= set(RoundSettings.__struct_fields__) - by_commands
 
 
 def test_what_the_example_leaves_in_comments_is_accepted_too(deploy, tmp_path):

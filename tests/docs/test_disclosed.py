@@ -12,7 +12,7 @@ from attune.common.config import PrivacySettings, TrainSettings
 from attune.common.exchange import messages
 from attune.common.exchange.transform import SUMMED
 from attune.common.methods import registry
-from attune.common.metrics import FALSE_RATES, METRICS, reported_by
+from attune.common.metrics import FALSE_RATES, METRICS, OtherScore, reported_by
 from attune.common.plan import Columns, ModelSpec, Plan, Profile
 from attune.common.schema import Schema
 from attune.fedclient import gate as gates
@@ -26,7 +26,7 @@ from docs.disclosed import fields_sent
 VALUES: dict[str, Any] = {name: "local" if name == "kept" else 1 for name in METRICS}
 RESULT = OrderResult(
     order_id="e-1", round=1, trained=False, samples=40, fitted={"forest": -9.5}, noisy={"loss": 0.5, "epsilon": 9.0},
-    roc={"kept": (0.5,) * len(FALSE_RATES)}, **VALUES,
+    roc={"kept": (0.5,) * len(FALSE_RATES)}, others={"lund": OtherScore(score=0.5)}, **VALUES,
 )  # fmt: skip
 SUMS, SCHEMA = Columns(3, [0.0], [1.0]), Schema(columns={})
 PROFILE = Profile("tabular", (1,), ["a"], 9, 9, 9, True, SUMS, ["age"], "classes", SUMS, SCHEMA, SCHEMA, True, "small", "icu")

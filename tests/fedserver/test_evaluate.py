@@ -9,10 +9,10 @@ import pytest
 
 import attune
 from attune.common.errors import HomeMismatch, NoModel, SettingError
-from attune.fedserver.core.given_model import GIVEN, GivenModel
+from attune.common.given_model import GivenModel, read_network
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.evaluate import evaluate, read_folder
-from attune.fedserver.lab.given import read_given, store_given
+from attune.fedserver.evaluate import evaluate
+from attune.fedserver.lab.given import GIVEN, read_given, store_given
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.stores.folder import FolderBlobs
 from tests.e2e.harness import tabular_shard
@@ -69,9 +69,9 @@ def test_each_site_scores_a_folder_as_fedclient_evaluate_does(
 
 def test_what_cannot_be_evaluated_elsewhere_is_refused_by_name(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="graph of ONNX"):
-        read_folder(tmp_path / "model.onnx")
+        read_network(tmp_path / "model.onnx")
     with pytest.raises(NoModel, match="no finished model"):
-        read_folder(tmp_path)
+        read_network(tmp_path)
     with pytest.raises(SettingError, match="hold training samples"):
         described(trained, kept="alone", weights={"forest": 1.0}).check()
     with pytest.raises(SettingError, match="predicts by its own samples"):
@@ -96,7 +96,7 @@ def test_an_evaluation_excludes_noise_and_masks_of_training(name: str, value: ob
 
 
 def test_a_stored_model_is_read_only_as_it_was_given(trained: Path, tmp_path: Path) -> None:
-    blobs, (given, tensors) = FolderBlobs(tmp_path), read_folder(trained)
+    blobs, (given, tensors) = FolderBlobs(tmp_path), read_network(trained)
     digest = store_given(blobs, given, tensors)
     assert read_given(blobs, digest).settings(digest)["round"] == {"given": digest}
     first = next(iter(tensors))

@@ -30,7 +30,7 @@ def shipped() -> set[Path]:
     code = {path for path in files() if path.parent in folders}
     top = {path for path in files() if path.parent == Path() and (path.suffix == ".py" or path.name == "py.typed")}
     protos = {path for path in files() if path.parts[0] == "proto" and path.suffix == ".proto"}
-    folders_of_data = ("features/web/page", "features/starter/project", "features/remote/schema")
+    folders_of_data = ("features/web/page", "simulation/starter/project", "features/remote/schema")
     data = {path for path in files() if path.parent in map(Path, folders_of_data)}
     return code | top | protos | data
 

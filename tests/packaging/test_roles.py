@@ -122,7 +122,7 @@ def test_no_module_lies_in_a_folder_without_an_init_file() -> None:
     folders = package_folders()
     modules = [path for path in files() if path.suffix == ".py" and path.parts[0] not in NOT_SHIPPED]
     assert len(modules) > 100
-    written = Path("features/starter/project")  # files for `fedserver new`, not modules
+    written = Path("simulation/starter/project")  # files for `fedserver new`, not modules
     assert [path for path in modules if path.parent not in {*folders, written}] == []
 
 

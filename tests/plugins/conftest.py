@@ -43,7 +43,7 @@ class Options(ModelOptions, frozen=True, forbid_unknown_fields=True):
     width: int = 4
 
 
-MODEL = ModelEntry("attune.common.models.dnn:make_dnn", Options, ("tabular",), frozenset({"head"}))
+MODEL = ModelEntry("attune.common.models.blocks:make_dnn", Options, ("tabular",), frozenset({"head"}))
 """
 ENTRIES = {
     "methods": {"demo": "ROW"},

@@ -32,7 +32,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / ".package/attune").symlink_to(folder)
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = str(found.getsockname()[1])
-    for name in ("README.md", "docs/tutorial.md", "features/starter/project/run.py"):
+    for name in ("README.md", "docs/tutorial.md", "simulation/starter/project/run.py"):
         text = (folder / name).read_text(encoding="utf-8")
         (folder / name).write_text(text.replace(PORT, port), encoding="utf-8")
     return folder

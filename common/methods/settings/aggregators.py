@@ -192,6 +192,13 @@ class AmpSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
     step: Fraction = 1.0
 
 
+class HandedInSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    """Each client's value as it was handed in, for `fedserver evaluate --matrix`."""
+
+    # Must be 0: a bounded value would be another one.
+    bound_change: Annotated[float, msgspec.Meta(ge=0, le=0)] = 0.0
+
+
 class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=True):
     """FedTP's hypernetwork and its optimiser on the server: docs/methods/fedtp.md."""
 
@@ -309,6 +316,7 @@ SETTINGS: PluginRegistry[type[AggregatorSettings]] = PluginRegistry(
         "attention": AttentionSettings,
         "heur-amp": HeurAmpSettings,
         "amp": AmpSettings,
+        "handed-in": HandedInSettings,
         "closed-form": ClosedFormSettings,
         "hypernetwork": HypernetworkSettings,
     },

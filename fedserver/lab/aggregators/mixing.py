@@ -1,4 +1,4 @@
-"""One value per client, mixed on the server out of the cohort's values: what MCSA, HeurFedAMP and FedAMP have in common.
+"""One value per client, mixed on the server out of the cohort's values (what MCSA, HeurFedAMP and FedAMP do), or left as it is.
 
 Shapes: S clients of the cohort, D numbers of a group of tensors, N of one tensor.
 """
@@ -9,12 +9,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from typing import Any
 
 import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MixedSettings
+from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import DTYPES
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import MadeOfSettings, Tensors, Vault, cohort, manifest_in, read_into, write
@@ -156,6 +158,21 @@ class Mixing(MadeOfSettings):
 
     def _key(self, client: str) -> str:
         return f"{CLIENT}{client}"
+
+
+class HandedIn(Mixing):
+    """w_i = x_i: each client's value stays as it was handed in, and the cold start as it is."""
+
+    def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
+        """Write the value of each client into the vault."""
+        values = {self._key(update.client): update.tensors for update in cohort(updates)}
+        manifest = manifest_in(self._vault.read(COLD_START))
+        with ExitStack() as opened:
+            writers = {key: opened.enter_context(self._vault.writer(key, manifest)) for key in values}
+            for key, name in product(values, layout_of(manifest).manifest):
+                writers[key].put(name, values[key][name])
+        self._served.update(values)
+        return {}
 
 
 def _floating(group: Sequence[str], updates: Sequence[PartUpdate]) -> list[str]:

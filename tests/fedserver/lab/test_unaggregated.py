@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from attune.fedserver.lab.unaggregated import moved
+from attune.fedserver.lab.groups import moved
 from tests.fedserver.bench import Bench, plan
 
 

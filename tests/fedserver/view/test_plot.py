@@ -109,8 +109,8 @@ def test_fedtp_has_curves_and_embeddings(federation, tmp_path):
     fed = federation("fedtp", clients=24)
     lines = fed.plot(tmp_path / "out")
     page = check_pictures(tmp_path / "out", {"accuracy", "embeddings"})
-    assert lines[-2].startswith("no picture 'clients': devices have compared nothing yet")
-    assert lines[-1].startswith("no picture 'attention': fedtp stores no matrices")
+    assert lines[-3].startswith("no picture 'clients': devices have compared nothing yet")
+    assert lines[-2].startswith("no picture 'attention': fedtp stores no matrices")
     assert page.row("0")[1:] == ["24", "0.2500", "0.2500", "24", "0.7188", "0.7188"], "0.5 + (0 + ... + 7) / 8 / 16"
     assert [row[0] for row in page.rows if row[1:4] == ["24", "0.2500", "0.2500"]] == ["0", "1"], "served in rounds 1 and 2"
     assert "2 of 5 rounds of fedtp with vit, seed 0." in page.text

@@ -12,6 +12,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import (
     AmpSettings,
     AttentionSettings,
+    HandedInSettings,
     HeurAmpSettings,
     HypernetworkSettings,
     MeanSettings,
@@ -20,6 +21,7 @@ from attune.fedserver.lab.aggregators.attention import Amp, HeurAmp, Mcsa
 from attune.fedserver.lab.aggregators.base import Aggregator, MemoryVault, Tensors, Vault
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.mean import Mean
+from attune.fedserver.lab.aggregators.mixing import HandedIn
 
 COMPONENTS = {
     "blocks.0.qkv": ["blocks.0.qkv.weight"],
@@ -50,6 +52,7 @@ KINDS: dict[str, Callable[[Vault], Aggregator]] = {
         AttentionSettings(components="tensor", weighting="samples"), vault, 3, COMPONENTS
     ),
     "heur-amp": lambda vault: HeurAmp(HeurAmpSettings(), vault, 3, COMPONENTS),
+    "handed-in": lambda vault: HandedIn(HandedInSettings(), vault, 3, COMPONENTS),
     "amp": lambda vault: Amp(AmpSettings(), vault, 3, COMPONENTS),
     "amp-sigma-step": lambda vault: Amp(AmpSettings(sigma=2.0, step=0.5), vault, 3, COMPONENTS),
     "hypernetwork-adam": lambda vault: Hypernetwork(HypernetworkSettings(**SMALL), vault, 3, COMPONENTS),

@@ -1,23 +1,30 @@
-"""A model that all devices evaluate without training (`fedserver evaluate`): what model.json says of it, and its plan."""
+"""A network that devices evaluate without training (`fedserver evaluate`): what model.json says of it, and its plan."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from attune.common.config import TrainSettings
-from attune.common.errors import SettingError, ShapeMismatch
+from attune.common.durable import read_small
+from attune.common.errors import NoModel, SettingError, ShapeMismatch, WireError
 from attune.common.methods.registry import configured_from
 from attune.common.methods.settings.objectives import ModelSettings
-from attune.common.metrics import NETWORKS
+from attune.common.metrics import MOST_OTHERS, NETWORKS, Choice
 from attune.common.plan import Label, ModelSpec, Plan, Scale
 from attune.common.schema import Schema
 from attune.common.task import TaskName
-from attune.common.wire.blobs import Blob
+from attune.common.text import from_json
 
-GIVEN = "given/"  # names of its blobs begin so; no other blob's does
+if TYPE_CHECKING:
+    from attune.common.wire.tensors import Tensors
+
+MOST_BYTES = 4 << 20  # of model.json: a plan takes no longer one
 NEWEST = 2  # format of model.json that this version reads
+# The method by which devices hand in the networks that they have.
+HANDED_IN = {"name": "custom", "parts": {"*": "attended"}, "aggregators": {"attended": "handed-in"}, "evaluate": "trained"}
 
 
 class GivenModel(msgspec.Struct, frozen=True):
@@ -46,6 +53,15 @@ class GivenModel(msgspec.Struct, frozen=True):
     schema: Schema | msgspec.UnsetType = msgspec.UNSET
     by_site: bool = False
     size: int = 0
+
+    @classmethod
+    def of_plan(cls, plan: Plan, kept: Choice) -> GivenModel:
+        """Return the description of a run's model of one kind."""
+        return cls(
+            plan.model, plan.classes, plan.method, plan.method_options, plan.train, plan.scale, plan.column_names, kept,
+            task=plan.task, targets=plan.targets, seed=plan.seed, schema=plan.schema or msgspec.UNSET,
+            by_site=plan.scale is None,
+        )  # fmt: skip
 
     @property
     def network(self) -> str:
@@ -84,19 +100,19 @@ class GivenModel(msgspec.Struct, frozen=True):
         if self.model.name == "closed-form" or (self.network == self.own_choice and not isinstance(predictor, ModelSettings)):
             raise SettingError(f"a model of {self.method} predicts by its own samples, so other sites cannot evaluate it")
 
-    def settings(self, digest: str) -> dict[str, Any]:
-        """Return the settings of a run that evaluates it, by section."""
+    def settings(self, digest: str, matrix: bool = False) -> dict[str, Any]:
+        """Return the settings of a run that evaluates it, by section; `matrix`: or in its place the networks of sites."""
         spec = self.model
         columns = msgspec.to_builtins(self.schema.columns) if isinstance(self.schema, Schema) else list(self.column_names)
         data = {"kind": spec.kind, "classes": list(self.classes), "task": self.task, "columns": columns}
         data |= {} if spec.channels is msgspec.UNSET else {"fit": True}
         return {
             "seed": self.seed,
-            "method": {"name": "fedavg"},
+            "method": HANDED_IN if matrix else {"name": "fedavg"},
             "model": {"name": spec.name, **spec.options},
             "data": {**data, "shape": list(spec.shape), "vocabulary": spec.vocabulary},
             "train": {"validation": self.train.validation},  # sites' own scales are those without held-out samples
-            "round": {"given": digest},
+            "round": {"given": digest} | ({"matrix": True, "quorum": 1, "clients": MOST_OTHERS} if matrix else {}),
         }
 
     def planned(self, plan: Plan) -> Plan:
@@ -112,16 +128,22 @@ class GivenModel(msgspec.Struct, frozen=True):
         changes = {"scale": self.scale, "targets": self.targets or plan.targets}
         return msgspec.structs.replace(plan, model=self.model, classes=self.classes, **changes)
 
-    def blob(self, digest: str) -> Blob:
-        """Return its tensors, as they are stored beside the description with this digest."""
-        return Blob(tensors_name(digest), self.files[self.network], self.size)
 
+def read_network(folder: Path) -> tuple[GivenModel, Tensors]:
+    """Read the network of a finished model's folder.
 
-def tensors_name(digest: str) -> str:
-    """Return the name of the tensors' blob beside the description with this digest."""
-    return f"{GIVEN}{digest.rpartition(':')[2]}.safetensors"
+    Raises:
+        NoModel: It is missing, damaged, or of another form.
+    """
+    from attune.common.wire.files import read_tensors
 
-
-def description_name(digest: str) -> str:
-    """Return the name of the blob with the description that has this digest."""
-    return f"{GIVEN}{digest.rpartition(':')[2]}.json"
+    if folder.suffix == ".onnx":
+        raise SettingError(
+            f"{folder} is a graph of ONNX, which each site would have to run as a program from elsewhere: evaluate takes the "
+            "folder of a finished model (model.json and model.safetensors)"
+        )
+    try:
+        given = from_json(read_small(folder / "model.json", MOST_BYTES), GivenModel)
+        return given, read_tensors(folder / "model.safetensors", digest=given.files.get("model.safetensors"))
+    except (OSError, WireError, msgspec.DecodeError) as error:
+        raise NoModel(f"there is no finished model in {folder} ({error})") from None

@@ -1,0 +1,1 @@
+"""Networks of sites, scored at each other site: who helps whom."""
