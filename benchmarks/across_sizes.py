@@ -89,8 +89,7 @@ def _persons(path: Path, seed: int, samples: int) -> Arrays:
         mine = (data["subject"] == person) & (data["position"] % 2 == 0)
         for place, (test, count) in enumerate(((False, samples), (True, 72))):
             rows = draw.permutation(np.flatnonzero(mine & ((data["segment"] % 2 == 0) == test)))[:count]
-            order = draw.permutation(data["segment"].max() + 1)
-            rows = rows[np.argsort(order[data["segment"][rows]], kind="stable")]  # the last are a validation part's
+            rows = rows[np.argsort(draw.permutation(data["segment"].max() + 1)[data["segment"][rows]], kind="stable")]
             parts[2 * place].append(data["x"][rows])
             parts[2 * place + 1].append(data["y"][rows].astype(np.int64))
     x, y, test_x, test_y = (np.stack(part) for part in parts)
@@ -203,7 +202,6 @@ class Alone:
         self.share(nets)
 
     def share(self, nets: Networks) -> None:
-        """Take one network for all devices of a size."""
         self.nets = {
             size: {name: t.expand(DEVICES // 2, *t.shape[1:]) for name, t in network.items()} for size, network in nets.items()
         }
@@ -309,7 +307,10 @@ WAYS: dict[str, tuple[type[Alone], bool, Sequence[Setting]]] = {  # class, wheth
     "fedtp-any, fine-tuned": (Generated, True, BASES),
     "FedProto": (Prototypes, False, PULLS),
 }
-UNPULLED = "FedProto without prototypes"  # the chosen setting of FedProto, with lambda 0
+CONTROLS: dict[str, tuple[str, Setting]] = {  # way whose chosen setting is taken, and what is changed in it
+    "FedProto without prototypes": ("FedProto", {"lambda": 0.0}),
+    "fedtp-any without steps, fine-tuned": ("fedtp-any, fine-tuned", {"server_lr": 0.0}),
+}
 
 
 def federation(way: str, fleet: Fleet, task: Task, setting: Setting, seed: int, rounds: Sequence[int]) -> Readings:
@@ -377,20 +378,19 @@ def main(data: Path, out: Path, seeds: int) -> None:
         return [row for row in results.rows() if cells.items() <= row.items()]
 
     for task in TASKS:
-        for way, (_, _, settings) in WAYS.items():
-            for setting in settings:
-                if not rows(task=task, way=way, part="validation", setting=json.dumps(setting)):
-                    reading, scores = trial(task, way, setting, data)
-                    add(task, way, "validation", "", json.dumps(setting), *reading, scores=scores)
+        for way, setting in [(way, setting) for way, (*_, settings) in WAYS.items() for setting in settings]:
+            if not rows(task=task, way=way, part="validation", setting=json.dumps(setting)):
+                reading, scores = trial(task, way, setting, data)
+                add(task, way, "validation", "", json.dumps(setting), *reading, scores=scores)
         for seed in range(seeds):
             if not rows(task=task, way="closed form", seed=str(seed)):
                 for way, scores in without_networks(task, seed, data).items():
                     add(task, way, "test", seed, "{}", "", "", scores=scores)
-            for way in [way for way in (*WAYS, UNPULLED) if not rows(task=task, way=way, seed=str(seed))]:
-                tried = "FedProto" if way == UNPULLED else way
+            for way in [way for way in (*WAYS, *CONTROLS) if not rows(task=task, way=way, seed=str(seed))]:
+                tried, changed = CONTROLS.get(way, (way, {}))
                 known = rows(task=task, way=tried, part="validation")
                 chosen = max(known, key=lambda row: float(row["small"]) + float(row["large"]))
-                setting = json.loads(chosen["setting"]) | ({"lambda": 0.0} if way == UNPULLED else {})
+                setting = json.loads(chosen["setting"]) | changed
                 reading = int(chosen["rounds"]), chosen["by"]
                 made = federation(tried, TASKS[task].fleet(data, seed), TASKS[task], setting, seed, reading[:1])
                 add(task, way, "test", seed, json.dumps(setting), *reading, scores=made[reading])

@@ -11,39 +11,29 @@ from docs.markdown import table
 
 PATH = Path(__file__).parent / "results" / "across_sizes.csv"
 WITHIN = "FedAvg within the size, fine-tuned"
-ACROSS = ("fedtp-any, fine-tuned", "HeteroFL, fine-tuned", "FedProto")
+ACROSS = ("HeteroFL, fine-tuned", "fedtp-any, fine-tuned", "fedtp-any without steps, fine-tuned", "FedProto")
+WAYS = ("constant answer", "closed form", "own network alone", WITHIN, *ACROSS, "FedProto without prototypes")
 
 
 def lines(path: Path = PATH) -> Iterator[str]:
     """Yield a row for each way, then the gain of small devices over FedAvg within their size, with its standard error."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["part"] == "test"]
-    tasks, ways = (list(dict.fromkeys(row[key] for row in rows)) for key in ("task", "way"))
+    tasks = sorted({row["task"] for row in rows})
 
     def scores(task: str, way: str, size: str) -> dict[str, float]:
         return {row["seed"]: float(row[size]) for row in rows if (row["task"], row["way"]) == (task, way)}
+
+    def cell(task: str, way: str) -> str:
+        return " / ".join(f"{fmean(scores(task, way, size).values()):.1f}" for size in ("small", "large"))
 
     def gain(task: str, way: str) -> str:
         base = scores(task, WITHIN, "small")
         gains = [score - base[seed] for seed, score in scores(task, way, "small").items()]
         return f"{fmean(gains):+.1f} ± {stdev(gains) / len(gains) ** 0.5:.1f}"
 
-    seeds = {task: len({row["seed"] for row in rows if row["task"] == task}) for task in tasks}
-    yield from table(
-        ("small / large", *(f"{task}, {seeds[task]} seeds" for task in tasks)),
-        (
-            (
-                way,
-                *(
-                    " / ".join(f"{fmean(scores(task, way, size).values()):.1f}" for size in ("small", "large"))
-                    for task in tasks
-                ),
-            )
-            for way in ways
-        ),
-    )
+    counted = (f"{task}, {len(scores(task, WITHIN, 'small'))} seeds" for task in tasks)
+    yield from table(("small / large, in %", *counted), ((way, *(cell(task, way) for task in tasks)) for way in WAYS))
     yield ""
-    yield from table(
-        ("gain of small devices over FedAvg within their size", *tasks),
-        ((way, *(gain(task, way) for task in tasks)) for way in ACROSS),
-    )
+    heads = ("what small devices gain over FedAvg within their size", *tasks)
+    yield from table(heads, ((way, *(gain(task, way) for task in tasks)) for way in ACROSS))
