@@ -391,7 +391,7 @@ def main(data: Path, out: Path, seeds: int) -> None:
                 known = rows(task=task, way=tried, part="validation")
                 chosen = max(known, key=lambda row: float(row["small"]) + float(row["large"]))
                 setting = json.loads(chosen["setting"]) | changed
-                reading = int(chosen["rounds"]), chosen["by"]
+                reading = int(chosen["rounds"]), chosen["by"] if setting.get("lambda", 1) else "head"
                 made = federation(tried, TASKS[task].fleet(data, seed), TASKS[task], setting, seed, reading[:1])
                 add(task, way, "test", seed, json.dumps(setting), *reading, scores=made[reading])
 
