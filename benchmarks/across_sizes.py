@@ -258,8 +258,7 @@ class Generated(Alone):
         """Return the step of each device, in units of the layer's bound at the start."""
         u, steps = self.body(self.embeddings), {}
         for name, t in self.large.items():
-            step = (u[:, None] * self.rows[name]) @ self.heads[name] * t.abs().max()
-            steps[name] = step.reshape(-1, *t.shape[1:])
+            steps[name] = ((u[:, None] * self.rows[name]) @ self.heads[name] * t.abs().max()).reshape(-1, *t.shape[1:])
         both = enumerate(self.base.nets.items())
         return {size: {n: corner(steps[n][place::2], t) for n, t in network.items()} for place, (size, network) in both}
 
@@ -277,7 +276,8 @@ class Generated(Alone):
         left = {(size, n): t - (new[size][n] - old[size][n]) for size, network in change.items() for n, t in network.items()}
         self.optimiser.zero_grad()
         torch.stack([-(steps[size][n] * t).sum() for (size, n), t in left.items()]).sum().backward()
-        self.optimiser.step()
+        if self.optimiser.defaults["lr"]:  # 0 times what diverged is not 0
+            self.optimiser.step()
 
 
 class Prototypes(Alone):
