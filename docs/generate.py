@@ -16,6 +16,7 @@ import msgspec
 
 from attune.seams import SEAMS, features
 from benchmarks import (
+    across_sizes_tables,
     closed_form_tables,
     described_tables,
     method_tables,
@@ -110,6 +111,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "beside": target_tables.beside,
     "default-training": training_tables.models,
     "enough": training_tables.enough,
+    "across-sizes": across_sizes_tables.lines,
 }
 
 
