@@ -275,3 +275,6 @@ def _all_of(values: dict[str, int | None], unit: str) -> list[int]:
     if missing:
         raise click.UsageError(f"--unit {unit} needs {', '.join(missing)}")
     return [value for value in values.values() if value is not None]
+
+
+COMMANDS = (export, evaluate, privacy, schema, statistics)

@@ -20,8 +20,7 @@ COMMANDS = (
     tokens.token, tokens.revoke,
     running.pause, running.resume, running.status, running.tls_name,
     tokens.audit, tokens.backup, tokens.restore, tokens.verify,
-    results.export, results.evaluate,
-    results.privacy, results.schema, results.statistics,
+    *results.COMMANDS,
     running.run, running.forget,
 )  # fmt: skip
 
