@@ -48,7 +48,7 @@ STYLE = """
 }
 * { box-sizing: border-box; }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 62rem; margin: 0 auto;
-  padding: 1.5rem 1rem 3rem; overflow-wrap: anywhere; }
+  padding: 1.5rem 1rem 3rem; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid var(--line); }
 p, li { max-width: 46rem; } .soft { color: var(--soft); } .answer { font-size: 1.15rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
@@ -58,7 +58,12 @@ svg .axis { stroke: var(--line); } svg .better { stroke: var(--up); fill: var(--
 svg path.axis, svg .kept, svg .alone { fill: none; } svg .kept { stroke: var(--up); } .roc { max-width: 26rem; }
 svg .alone { stroke: var(--soft); stroke-dasharray: 6 4; } svg .mean { stroke-width: 3; } svg .site { opacity: .4; }
 svg .worse { stroke: var(--down); fill: var(--down); } svg .unclear { stroke: var(--soft); fill: var(--soft); }
-@media (max-width: 40rem) { body { font-size: 15px; padding: 1rem .7rem; } th, td { padding-right: .5rem; } }
+.forest { min-width: 34rem; }
+@media screen and (max-width: 40rem) {
+  body { font-size: 15px; padding: 1rem .7rem; } thead { display: none; } tr { display: block; padding: .4rem 0; }
+  tr { border-bottom: 1px solid var(--line); } td { display: block; border: 0; padding: .1rem 0; } td:empty { display: none; }
+  td::before { content: attr(data-head) ": "; color: var(--soft); }
+}
 @media print {
   :root { color-scheme: light; --ink: #000; --soft: #444; --line: #bbb; --page: #fff; --up: #1b6e3c; --down: #a3341f; }
   body { max-width: none; padding: 0; font-size: 10.5pt; } h2 { break-after: avoid; } tr, svg { break-inside: avoid; }
@@ -131,7 +136,8 @@ def _items(lines: Iterable[str]) -> str:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    cells = ([f'<td data-head="{_text(of)}">{_text(cell)}</td>' for of, cell in zip(heads, row, strict=True)] for row in rows)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -221,8 +227,9 @@ def _forest(status: Mapping[str, Any]) -> str:
     ends = ((-most, "start"), (0.0, "middle"), (most, "end"))
     drawn += [f'<text x="{at(x):.0f}" y="{height - 6}" text-anchor="{side}">{x:+.3f}</text>' for x, side in ends]
     label = "Difference at each site with its 95 % interval; right of the line is better than alone"
-    size = f'viewBox="0 0 {LEFT + WIDTH} {height}"'
-    return f'<svg role="img" aria-label="{label}" {size}>{"".join(drawn)}</svg><p class="soft">{label}.</p>'
+    size = f'class="forest" viewBox="0 0 {LEFT + WIDTH} {height}"'
+    picture = f'<svg role="img" aria-label="{label}" {size}>{"".join(drawn)}</svg>'
+    return f'<div class="wide">{picture}</div><p class="soft">{label}.</p>'
 
 
 def _matrix(section: Section) -> str:
@@ -313,8 +320,8 @@ def roc_picture(rows: Iterable[Report]) -> str:
     for kind, words in CURVE_WORDS.items():
         curves = [roc[kind] for roc in both]
         mean = mean_curve(curves)
-        drawn += [_line(f"{kind} site", FALSE_RATES, curve) for curve in curves[:MOST_DRAWN]]
-        drawn.append(_line(f"{kind} mean", FALSE_RATES, mean))
+        drawn += [_line(f"{kind} site", (*FALSE_RATES, 1.0), (*curve, 1.0)) for curve in curves[:MOST_DRAWN]]
+        drawn.append(_line(f"{kind} mean", (*FALSE_RATES, 1.0), (*mean, 1.0)))
         said.append(f"{mean[FALSE_RATES.index(SHOWN)]:.2f} by {words}")
     drawn += [
         f'<text x="{BESIDE + AXIS / 2:.0f}" y="{AXIS + BELOW - 12}" text-anchor="middle">false positive rate, 0 to 1</text>',

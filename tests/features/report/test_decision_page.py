@@ -147,8 +147,11 @@ def test_the_page_needs_no_network_and_no_script_and_has_dark_phone_and_print_st
     assert not page.tags & {"script", "link", "img", "iframe", "object", "embed", "form", "a"}
     assert not {name for name in names if name.startswith("on")} | (names & {"src", "href", "action", "style"})
     assert "://" not in text and "url(" not in page.style and "@import" not in page.style
-    for rule in ("(prefers-color-scheme: dark)", "@media print", "@media (max-width"):
+    for rule in ("(prefers-color-scheme: dark)", "@media print", "@media screen and (max-width"):
         assert rule in page.style
+    assert "anywhere" not in page.style, "a browser breaks the names of narrow columns within words"
+    heads = [value for name, value in page.attributes if name == "data-head"]
+    assert heads == [head for rows in page.tables for _ in rows[1:] for head in rows[0]], "a phone shows it beside each cell"
     assert ("content", "width=device-width, initial-scale=1") in page.attributes
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
 
