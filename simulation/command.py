@@ -124,7 +124,8 @@ def simulate(
     hooks = Hooks.of_module(hooks_module) if hooks_module else NONE
     running = {name: given[name] for name in ("baseline", "executor", "dashboard")}
     running |= {"train": hooks.train, "evaluate": hooks.evaluate}
-    declared = convert(DataSettings, load_settings(config, assignments, {}).get("data", {}), "data.")
+    of_data = [assignment for assignment in assignments if assignment.startswith("data.")]  # others may be of one method
+    declared = convert(DataSettings, load_settings(config, of_data, {}).get("data", {}), "data.")
     members = read_shards(data_by_name(data), read_options(given), declared)
     for line in warnings_of(members):
         click.echo(line, err=True)

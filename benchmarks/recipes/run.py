@@ -9,7 +9,9 @@ from __future__ import annotations
 import csv
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -27,7 +29,7 @@ from attune.simulation.manifest import ResultManifest
 from attune.simulation.partition.samples import Source
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
-from benchmarks.recipes.catalogue import ALONE, CLOSED_FORM, RIVALS, Recipe, RecipeMethod, RecipePoint
+from benchmarks.recipes.catalogue import ALONE, CLOSED_FORM, FEDAVG, RIVALS, Recipe, RecipeMethod, RecipePoint
 from benchmarks.recipes.site_tables import SiteTables
 
 Groups = npt.NDArray[np.intp]
@@ -145,6 +147,21 @@ def trained(recipe: Recipe, entry: RecipeMethod, shards: Sequence[Path], seed: i
     return simulate(
         names, entry.method, None, rounds, seed, settings, entry.baseline, table=table, executor=EXECUTOR, progress=False
     )
+
+
+def decide(recipe: Recipe, data: str | None, page: Path, seed: int = 0) -> dict[str, Any]:
+    """Write the page to decide by (`fedserver report`) about FedAvg at the recipe's first point, and return what it says.
+
+    The plan chooses the score: AUROC where events are rare at most sites. Arguments and errors are those of `run`.
+    """
+    with tempfile.TemporaryDirectory(prefix="attune-recipe-") as folder:
+        shards = recipe.points[0].write(Path(folder) / "shards", recipe.load(data, seed), seed)
+        fedavg = next(entry for entry in recipe.entries if entry.label == FEDAVG)
+        result = trained(recipe, replace(fedavg, settings={**fedavg.settings, "train.score": "auto"}), shards, seed)
+        result.report(page, recipe.title)
+    results = Counter(client["verdict"] for client in result.status["clients"])
+    pooled = result.status["auroc"]
+    return {"recipe": recipe.name, "score": result.status["metric"], "results": results, "pooled": pooled}
 
 
 def right_of(result: SimulationResult, shards: Sequence[Path]) -> Right:

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from attune.common.errors import ShapeMismatch
+from attune.common.given_model import GivenModel
 from attune.common.plan import Columns, DataSettings, Profile, Scale
 from attune.fedserver.core.data_form import agree, check_declared, check_fits, check_possible, fitted
-from attune.fedserver.core.given_model import GivenModel
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.scale import scales_of
 from attune.fedserver.surveys.layouts import columns_of
