@@ -159,7 +159,7 @@ def decide(recipe: Recipe, data: str | None, page: Path, seed: int = 0) -> dict[
         fedavg = next(entry for entry in recipe.entries if entry.label == FEDAVG)
         result = trained(recipe, replace(fedavg, settings={**fedavg.settings, "train.score": "auto"}), shards, seed)
         result.report(page, recipe.title)
-    results = Counter(client["verdict"] for client in result.status["clients"])
+    results = Counter(client["verdict"] or "none" for client in result.status["clients"])
     pooled = result.status["auroc"]
     return {"recipe": recipe.name, "score": result.status["metric"], "results": results, "pooled": pooled}
 

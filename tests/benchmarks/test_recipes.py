@@ -215,6 +215,10 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
     run()
     again = read(tmp_path / "digits.csv")
     assert len(again) == len(whole) and set(map(untimed, again)) == set(map(untimed, whole))
+    done = CliRunner().invoke(main, ["digits", "--out", str(tmp_path / "page"), "--decide"], catch_exceptions=False)
+    decided = json.loads((tmp_path / "page" / "digits.json").read_text())
+    assert done.exit_code == 0 and sum(decided["results"].values()) == 5 and decided["score"] == "accuracy"
+    assert "The answer" in (tmp_path / "page" / "digits.html").read_text("utf-8")
 
 
 def test_schools_are_divided_and_a_smaller_number_keeps_a_part_of_a_larger_one(tmp_path: Path) -> None:

@@ -150,6 +150,16 @@ def test_choosing_says_what_pays_in_schools_and_clinics(page: Any, root: Path) -
     assert f"the closed form is {min(gains):.0f} to {max(gains):.0f} points ahead of alone" in text
 
 
+def test_does_it_help_says_what_the_page_says_of_clinics_with_few_cases(page: Any, root: Path) -> None:
+    said = json.loads((root / "benchmarks" / "results" / "covid-testing.json").read_text(encoding="utf-8"))
+    few, pooled = said["results"]["too few cases"], said["pooled"]
+    words = (
+        f"{few} of {sum(said['results'].values())} clinics have too few cases, and {pooled['gain']:+.3f} pooled over the other"
+    )
+    assert said["score"] == "AUROC" and pooled["interval"] is None and pooled["too_few"] == few
+    assert f"{words} {pooled['sites']}, without an interval" in prose(page, "docs/does-it-help.md")
+
+
 def test_does_it_help_has_the_figures_of_the_choice(page: Any, root: Path) -> None:
     rows = rows_of(root, "choice.csv")
     places = dict.fromkeys((row["recipe"], row["series"]) for row in rows)
