@@ -41,7 +41,7 @@ check: develop .venv/oldest
 # Finds features that Python 3.10 lacks, in files that have changed since: all of them take half a minute. `str.decode` and `long` are
 # names of this project and of torch, not Python's.
 OLDEST := --quiet --no-tips --violations --target=3.10- --exclude str.decode --exclude long
-SOURCES := $(shell find __init__.py seams.py common features fedserver fedclient simulation contrib tests benchmarks examples docs -name '*.py' -not -path '*/pb/*')
+SOURCES := $(shell find __init__.py plugin.py seams.py common features fedserver fedclient simulation contrib tests benchmarks examples docs -name '*.py' -not -path '*/pb/*')
 .venv/oldest: $(SOURCES) | .venv/developed
 	$(BIN)/vermin $(OLDEST) $?
 	touch $@

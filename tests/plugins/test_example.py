@@ -1,22 +1,37 @@
 """The mathematics of the example's components, against numbers worked out by hand or in float64."""
 
+import json
 import math
+import os
+import re
+import subprocess
+import sys
 from collections import OrderedDict
+from pathlib import Path
 
+import attune_example
 import numpy as np
 import pytest
 import torch
 from attune_example.fedadam import FIRST, SECOND, FedAdam
+from attune_example.json_lines import READER
 from attune_example.logit_adjusted import PRIOR, LogitAdjusted, WithPrior
 from attune_example.methods import LG_FEDAVG
-from attune_example.settings import FedAdamSettings, LogitAdjustedSettings, WithPriorSettings
+from attune_example.settings import FedAdamSettings, LogitAdjustedSettings, TopShareSettings, WithPriorSettings
+from attune_example.top_share import TopShare
 from torch import nn
 
+import attune
+from attune import plugin
+from attune.common.errors import ShardError
+from attune.common.exchange.transform import DeviceContext, PartUpdate
 from attune.common.methods.method import assign
 from attune.common.models.registry import build, default_spec
 from attune.fedclient.work.objectives.base import Network
-from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
+from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.mean import VALUE
+from attune.simulation.partition.datasets import load_dataset
+from attune.simulation.partition.split import partition
 
 SETTINGS = FedAdamSettings(server_lr=0.5, beta1=0.6, beta2=0.7, adaptivity=0.25)
 
@@ -86,3 +101,63 @@ def test_the_predictor_puts_the_adjustment_back(model: nn.Module, make_task) -> 
     assert prepared[PRIOR].tolist() == pytest.approx([2 * prior for prior in LOG_PRIOR])
     expected = torch.tensor([[1.0, 0.0, 1.0]], dtype=torch.float64) + 2 * torch.tensor([LOG_PRIOR], dtype=torch.float64)
     torch.testing.assert_close(predictor.logits(network, prepared, X[:1]), expected)
+
+
+def test_the_names_for_packages_are_listed_once_and_can_be_imported() -> None:
+    assert sorted(plugin.__all__) == sorted(plugin.PLACES)
+    for name in plugin.__all__:
+        assert getattr(plugin, name) is not None
+    with pytest.raises(AttributeError, match="lists what packages may import"):
+        plugin.Coordinator  # noqa: B018
+
+
+def test_the_example_imports_no_other_module_of_attune() -> None:
+    for path in Path(attune_example.__file__).parent.glob("*.py"):
+        imported = re.findall(r"^from (attune\b[\w.]*)|^import (attune\b[\w.]*)", path.read_text(), re.MULTILINE)
+        assert {"".join(names) for names in imported} <= {"attune.plugin"}, path.name
+
+
+def test_rows_settings_and_readers_need_no_torch() -> None:
+    loads = (
+        "import sys, attune_example.methods, attune_example.settings, attune_example.json_lines; print('torch' in sys.modules)"
+    )
+    places = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", loads], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": places}
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_largest_changes_are_handed_in_and_the_others_next_time() -> None:
+    top = TopShare("top-share", TopShareSettings(share=0.4))
+    before = {"w": torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0]), "count": torch.tensor(3)}
+    first = {"w": torch.tensor([1.5, 0.0, 1.25, 1.0, 4.0]), "count": torch.tensor(4)}
+
+    def handed_in(tensors: dict[str, torch.Tensor], owed: dict[str, torch.Tensor], change: bool) -> tuple[dict, dict]:
+        context = DeviceContext("a", "shared", 1, "", change, None if change else before, owed, lambda purpose: 0, {})
+        return dict(top.on_device(PartUpdate("a", 1.0, tensors), context).tensors), context.errors
+
+    sparse, owed = handed_in(first, {}, False)
+    assert sparse["w"].tolist() == [1.0, 0.0, 1.0, 1.0, 4.0] and int(sparse["count"]) == 4
+    assert owed["w"].tolist() == [0.5, 0.0, 0.25, 0.0, 0.0] and "count" not in owed
+    sparse, owed = handed_in({"w": torch.tensor([0.25, 0.0, 0.5, -0.125, 0.0])}, owed, True)
+    assert sparse["w"].tolist() == [0.75, 0.0, 0.75, 0.0, 0.0] and owed["w"].tolist() == [0.0, 0.0, 0.0, -0.125, 0.0]
+
+
+def test_a_federation_trains_with_sparse_updates_of_lines_that_it_reads(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(120, 4)).round(3)
+    lines = [json.dumps({"x": row.tolist(), "y": "high" if row[0] > 0 else "low"}) for row in x]
+    (tmp_path / "points.jsonl").write_text("\n".join(lines))
+    attune.register("readers", "json-lines", READER)
+    attune.register("transforms", "top-share", TopShareSettings)
+    cut = partition(load_dataset(str(tmp_path / "points.jsonl")), "iid", 2, seed=0)
+    shards = {name: (*cut.arrays(place, "train"), *cut.arrays(place, "test")) for place, name in enumerate(cut.names)}
+    settings = {"transforms.top-share.share": 0.3, "train.lr": 0.5}
+    results = [attune.simulate(shards, "fedavg", "mlr", 8, settings=of, progress=False) for of in (settings, {"train.lr": 0.5})]
+    losses = [[row.loss for row in result._outcome.snapshot.rows if row.loss is not None] for result in results]
+    assert losses[0][:2] == losses[1][:2] and losses[0][-1] != losses[1][-1], "the first order is the same"
+    assert results[0].status["accuracy"]["over_samples"] > 0.8
+    (tmp_path / "bad.jsonl").write_text('{"x": [1.0]}\n')
+    with pytest.raises(ShardError, match="'y'"):
+        load_dataset(str(tmp_path / "bad.jsonl"))

@@ -1,1 +1,1 @@
-"""Methods for Attune in a package of their own: rows, settings, an aggregator, an objective and a predictor."""
+"""Components for Attune in a package of their own: methods, an aggregator, an objective, a predictor, a transform, a reader."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from attune.fedserver.lab.aggregators.base import write
-from attune.fedserver.lab.aggregators.mean import VALUE, SharedValue
+from attune.plugin import VALUE, SharedValue, write
 from attune_example.settings import FedAdamSettings
 
 FIRST, SECOND = "first-moment", "second-moment"  # keys of the vault

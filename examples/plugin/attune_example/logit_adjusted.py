@@ -12,11 +12,19 @@ from collections.abc import Mapping
 
 import torch
 
-from attune.fedclient.work.executor import Jobs
-from attune.fedclient.work.measures import mean_cross_entropy
-from attune.fedclient.work.objectives.base import Batch, LocalTask, Network, Objective, Tensors, Trained, split
-from attune.fedclient.work.objectives.descent import Descent
-from attune.fedclient.work.predictors.base import Predictor
+from attune.plugin import (
+    Batch,
+    Descent,
+    Jobs,
+    LocalTask,
+    Network,
+    Objective,
+    Predictor,
+    Tensors,
+    Trained,
+    mean_cross_entropy,
+    split,
+)  # fmt: skip
 from attune_example.settings import LogitAdjustedSettings, WithPriorSettings
 
 PRIOR = "prior"

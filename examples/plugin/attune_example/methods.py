@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attune.common.methods.method import Method
+from attune.plugin import Method
 
 # Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think Locally, Act Globally: Federated Learning with Local
 # and Global Representations", arXiv 2001.01523, 2020. The head is averaged; the layers before it stay on the device.

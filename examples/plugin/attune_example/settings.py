@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from attune.common.config import Positive, Share
-from attune.common.methods.settings.aggregators import AggregatorSettings
-from attune.common.methods.settings.objectives import ObjectiveSettings, PredictorSettings
+from attune.plugin import AggregatorSettings, ObjectiveSettings, Positive, PredictorSettings, Share, TransformSettings
 
 
 class FedAdamSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
@@ -38,3 +36,11 @@ class WithPriorSettings(PredictorSettings, frozen=True, forbid_unknown_fields=Tr
     only_classes: ClassVar[str] = "it corrects how often each class occurs. Take fedadam"
 
     strength: Positive = 1.0
+
+
+class TopShareSettings(TransformSettings, frozen=True, forbid_unknown_fields=True):
+    """Sparse updates: `[transforms.top-share]` in federation.toml. With the encoding "zstd" the zeros take little room."""
+
+    implementation: ClassVar[str] = "attune_example.top_share:TopShare"
+
+    share: Share = 0.1  # of the changes of each tensor
