@@ -33,8 +33,6 @@ TABLE = {  # answers to CALLERS, in their order
     "attune.v1.Blobs/Download": OF_DEVICES,
     "attune.v1.Blobs/Upload": OF_DEVICES,
     "attune.v1.Blobs/UploadOffset": OF_DEVICES,
-    "attune.v1.Blobs/DownloadUrl": OF_DEVICES,
-    "attune.v1.Blobs/UploadUrl": OF_DEVICES,
     "attune.v1.Admin/Wake": OF_OPERATORS,
     "attune.v1.Admin/Troubles": OF_OPERATORS,
     "attune.v1.Admin/Pause": OF_OPERATORS,
