@@ -282,9 +282,12 @@ def report_of(result: OrderResult) -> OrderResult:
     return OrderResult(order_id=result.order_id, round=result.round, trained=result.trained, samples=0)
 
 
+_fields = cache(fields)  # to read the types of a struct takes a millisecond, and each device of a simulation asks
+
+
 def refused(kind: type[msgspec.Struct], allows: Callable[[str], bool]) -> list[FieldInfo]:
     """Return those fields of a struct or a message that are not allowed."""
-    return [field for field in fields(kind) if not allows(f"{kind.__name__}.{field.name}")]
+    return [field for field in _fields(kind) if not allows(f"{kind.__name__}.{field.name}")]
 
 
 def without(value: S, hidden: Collection[FieldInfo]) -> S:
