@@ -64,6 +64,13 @@ def test_security_has_the_measured_cost_of_stalling(page: Any, root: Path) -> No
     assert len(costs) == 4 and said in prose(page, "docs/security.md")
 
 
+def test_scale_has_what_many_devices_cost(page: Any, root: Path) -> None:
+    many = json.loads((root / "benchmarks" / "results" / "many_devices.json").read_text(encoding="utf-8"))
+    said, each_kib = prose(page, "docs/scale.md"), 1024 * (many["peak_mib"] - many["before_mib"]) / many["devices"]
+    assert f"take {many['peak_mib'] / 1024:.2f} GiB and {many['processor_s']:.0f} s of processor time" in said
+    assert f"takes {each_kib:.0f} KiB" in said and f"{1000 * many['processor_s'] / many['devices']:.1f} ms each" in said
+
+
 def test_scale_has_the_measured_cost_of_single_calls(page: Any, root: Path) -> None:
     result = json.loads((root / "benchmarks" / "results" / "stores.json").read_text(encoding="utf-8"))
     said = page("docs/scale.md").text.partition("| | folder | PostgreSQL and S3 |\n|---|---|---|\n")[2].partition("\n\n")[0]
