@@ -9,32 +9,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attune.common.config import Positive, Share
-    from attune.common.errors import SettingError, ShardError
-    from attune.common.exchange.transform import (
-        ArrivalContext,
-        Cohort,
-        DeviceContext,
-        PartUpdate,
-        RoundContext,
-        Transform,
-        TransformSettings,
-        Unchanged,
-    )
-    from attune.common.methods.method import Method
-    from attune.common.methods.settings.aggregators import AggregatorSettings
-    from attune.common.methods.settings.objectives import ObjectiveSettings, PredictorSettings
-    from attune.common.models.registry import ModelEntry
-    from attune.fedclient.read_options import ReadOptions
-    from attune.fedclient.work.executor import Jobs
-    from attune.fedclient.work.measures import mean_cross_entropy
-    from attune.fedclient.work.objectives.base import Batch, LocalTask, Network, Objective, Tensors, Trained, split
-    from attune.fedclient.work.objectives.descent import Descent
-    from attune.fedclient.work.predictors.base import Predictor
-    from attune.fedserver.lab.aggregators.base import Aggregator, write
-    from attune.fedserver.lab.aggregators.mean import VALUE, SharedValue
-    from attune.simulation.partition.datasets import Reader
-    from attune.simulation.partition.readers.assemble import Raw
+    from attune.common.config import Positive as Positive
+    from attune.common.config import Share as Share
+    from attune.common.errors import SettingError as SettingError
+    from attune.common.errors import ShardError as ShardError
+    from attune.common.exchange.transform import ArrivalContext as ArrivalContext
+    from attune.common.exchange.transform import Cohort as Cohort
+    from attune.common.exchange.transform import DeviceContext as DeviceContext
+    from attune.common.exchange.transform import PartUpdate as PartUpdate
+    from attune.common.exchange.transform import RoundContext as RoundContext
+    from attune.common.exchange.transform import Transform as Transform
+    from attune.common.exchange.transform import TransformSettings as TransformSettings
+    from attune.common.exchange.transform import Unchanged as Unchanged
+    from attune.common.methods.method import Method as Method
+    from attune.common.methods.settings.aggregators import AggregatorSettings as AggregatorSettings
+    from attune.common.methods.settings.objectives import ObjectiveSettings as ObjectiveSettings
+    from attune.common.methods.settings.objectives import PredictorSettings as PredictorSettings
+    from attune.common.models.registry import ModelEntry as ModelEntry
+    from attune.fedclient.read_options import ReadOptions as ReadOptions
+    from attune.fedclient.work.executor import Jobs as Jobs
+    from attune.fedclient.work.measures import mean_cross_entropy as mean_cross_entropy
+    from attune.fedclient.work.objectives.base import Batch as Batch
+    from attune.fedclient.work.objectives.base import LocalTask as LocalTask
+    from attune.fedclient.work.objectives.base import Network as Network
+    from attune.fedclient.work.objectives.base import Objective as Objective
+    from attune.fedclient.work.objectives.base import Tensors as Tensors
+    from attune.fedclient.work.objectives.base import Trained as Trained
+    from attune.fedclient.work.objectives.base import split as split
+    from attune.fedclient.work.objectives.descent import Descent as Descent
+    from attune.fedclient.work.predictors.base import Predictor as Predictor
+    from attune.fedserver.lab.aggregators.base import Aggregator as Aggregator
+    from attune.fedserver.lab.aggregators.base import write as write
+    from attune.fedserver.lab.aggregators.mean import VALUE as VALUE
+    from attune.fedserver.lab.aggregators.mean import SharedValue as SharedValue
+    from attune.simulation.partition.datasets import Reader as Reader
+    from attune.simulation.partition.readers.assemble import Raw as Raw
 
 _NAMES = {
     "common.config": ("Positive", "Share"),
@@ -59,43 +68,7 @@ _NAMES = {
     "simulation.partition.readers.assemble": ("Raw",),
 }  # fmt: skip
 PLACES = {name: f"attune.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = [
-    "VALUE",
-    "Aggregator",
-    "AggregatorSettings",
-    "ArrivalContext",
-    "Batch",
-    "Cohort",
-    "Descent",
-    "DeviceContext",
-    "Jobs",
-    "LocalTask",
-    "Method",
-    "ModelEntry",
-    "Network",
-    "Objective",
-    "ObjectiveSettings",
-    "PartUpdate",
-    "Positive",
-    "Predictor",
-    "PredictorSettings",
-    "Raw",
-    "ReadOptions",
-    "Reader",
-    "RoundContext",
-    "SettingError",
-    "ShardError",
-    "Share",
-    "SharedValue",
-    "Tensors",
-    "Trained",
-    "Transform",
-    "TransformSettings",
-    "Unchanged",
-    "mean_cross_entropy",
-    "split",
-    "write",
-]  # fmt: skip
+__all__ = sorted(PLACES)
 
 
 def __getattr__(name: str) -> Any:

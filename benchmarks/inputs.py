@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import attune
 from attune.common.models.registry import build, default_spec
 from attune.common.plan import Kind, ModelSpec, channel_weights
-from attune.fedclient.data.kinds import fitted
+from attune.fedclient.data.kinds import fit_floats
 from attune.fedclient.data.standardiser import Standardiser
 
 SITES, TRAINED, TESTED, ROUNDS, EPOCHS, LR, BATCH = 8, 40, 200, 20, 3, 0.03, 32
@@ -115,7 +115,7 @@ def simulated(shards: Mapping[str, Path], method: Any, seed: int, rounds: int, *
 def in_form(site: Site, spec: ModelSpec, masked: bool) -> list[Tensor]:
     """Return x of both parts, fitted and standardised as a network takes it, with channels for what is there if `masked`."""
     weights, parts = channel_weights(spec, site.x.shape[1:], site.names), (site.x, site.test_x)
-    fits = [fitted((x / np.float32(255) if x.dtype == np.uint8 else x).astype(np.float32), spec, weights) for x in parts]
+    fits = [fit_floats((x / np.float32(255) if x.dtype == np.uint8 else x).astype(np.float32), spec, weights) for x in parts]
     if spec.kind == "images":
         return [torch.from_numpy(np.moveaxis(x, -1, 1).copy()) for x in fits]
     scale = Standardiser.fit(fits[0])

@@ -165,7 +165,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: Count = 40
     # Digest of a model that all devices evaluate once, without a round of training. `fedserver evaluate` sets it.
     given: str | None = None
-    # In its place: the networks that devices share. `fedserver evaluate --matrix` sets it.
+    # Evaluates the networks that devices share, in place of one given model. `fedserver evaluate --matrix` sets it.
     matrix: bool = False
     # auto: a closed form joins every blend where devices disclose sums (docs/methods/analytic.md#in-every-blend). off: none.
     analytic: Literal["auto", "off"] = "auto"
@@ -192,11 +192,13 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_multiple: NonNegative = 5.0
     # Seconds after which a round that has its quorum stops waiting for a disconnected device.
     grace_s: Positive = 30.0
-    # Seconds without progress (more than a download takes) until a round with its quorum waits no more for a device; 0: never.
+    # Seconds without progress in training after which a round with its quorum stops waiting for a device; 0: never. Set it
+    # above the time of a download, an evaluation or an upload.
     stall_s: NonNegative = 300.0
     # Seconds after which a sampled, disconnected device is replaced. 0: as `grace_s`. Below 0: never, for the same bits.
     replace_after_s: float = 0.0
-    # Share of devices that may be hostile. No round opens that they could outvote (docs/security.md).
+    # Share of the connected devices that may be hostile. No round opens whose cohort so many could outvote. 0: it opens, with
+    # a warning (docs/security.md#which-cohort-outvotes-whom).
     attackers: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.0
     # Share of extra devices to sample. With 0.3 and `clients` = 10, 13 are, and the tenth update closes the round.
     over_selection: NonNegative = 0.0

@@ -145,9 +145,8 @@ def _others_of(result: OrderResult) -> list[str]:
     for name, one in sorted(result.others.items(), key=lambda item: -item[1].score):
         lines.append(f"the network of {clean(name)} here: {SCORED[result.task].metric} {one.score:.3f}")
         if pair := column.get(name):
-            against = f"{pair.difference:+.3f} ({{:+.3f}} to {{:+.3f}}), {AGAINST_OWN[pair.finding(pair.p)]}".format(
-                *pair.interval()
-            )
+            low, high = pair.interval()
+            against = f"{pair.difference:+.3f} ({low:+.3f} to {high:+.3f}), {AGAINST_OWN[pair.finding(pair.p)]}"
             lines[-1] += f"; against this device's own {against} (p = {pair.p:.2g}, corrected for {len(column)} networks)"
     return lines
 

@@ -1,44 +1,16 @@
-"""Conflicts of features, and the rows about noise on the devices, which the server checks at its start, and each device again.
-
-All other rows are in `fedserver.core.conflicts`.
-"""
+"""Rows of conflicts with noise on the devices, which the server checks at its start, and each device again."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
 
 import msgspec
 
+from attune.common import conflicts
 from attune.common.config import PrivacySettings, TrainSettings
-from attune.common.errors import SettingError
+from attune.common.conflicts import Conflict
 from attune.common.methods.method import ConfiguredMethod
-
-
-class Conflict(NamedTuple):
-    """Two features that cannot be combined, or a setting that a feature needs.
-
-    Attributes:
-        sentence: Text that names both; `{s}` in it stands for the settings, and `{why}` for the answer of `holds`.
-        holds: Returns whether the settings have both, or why they have.
-    """
-
-    sentence: str
-    holds: Callable[[Any], object]
-
-
-def check_rows(conflicts: Iterable[Conflict], settings: Any) -> None:
-    """Check that the settings have none of these conflicts.
-
-    Raises:
-        SettingError: They have one; the error is its sentence.
-    """
-    for conflict in conflicts:
-        if why := conflict.holds(settings):
-            raise SettingError(conflict.sentence.format(s=settings, why=why))
-
 
 CONFLICTS = [
     Conflict(
@@ -74,7 +46,7 @@ def check_private(configured: ConfiguredMethod, train: TrainSettings, privacy: P
     Raises:
         SettingError: It names the setting.
     """
-    check_rows(CONFLICTS, SimpleNamespace(configured=configured, train=train, privacy=privacy))
+    conflicts.check(CONFLICTS, SimpleNamespace(configured=configured, train=train, privacy=privacy))
 
 
 def steps_per_order(configured: ConfiguredMethod, train: TrainSettings, samples: int) -> int:

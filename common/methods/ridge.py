@@ -160,9 +160,10 @@ def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None
         whole_DD: Any = G_DD
         diagonal_D = whole_DD.diagonal().copy()
         np.fill_diagonal(whole_DD, diagonal_D + strength)  # in place: on a small device, half of the peak are copies of G
-        W_CD: Tensor = np.linalg.solve(whole_DD, right_DC).T
-        np.fill_diagonal(whole_DD, diagonal_D)
-        return W_CD
+        try:
+            return np.linalg.solve(whole_DD, right_DC).T  # type: ignore[no-any-return]
+        finally:
+            np.fill_diagonal(whole_DD, diagonal_D)
     ridge_DD = G_DD.clone()
     ridge_DD.diagonal().add_(strength)
     return torch.cholesky_solve(right_DC, torch.linalg.cholesky(ridge_DD)).T.contiguous()

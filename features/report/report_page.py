@@ -281,20 +281,16 @@ def _left(snapshot: Snapshot, plan: Plan) -> str:
 
 
 def _made(plan: Plan, status: Mapping[str, Any]) -> str:
-    outputs = listed([str(name) for name in plan.classes])
+    outputs, given = listed([str(name) for name in plan.classes]), plan.given and not plan.matrix
+    training = f"{plan.method}, {status['round']} of {status['rounds']} rounds"
+    if plan.given:
+        training = "none: a given model" if given else "none: sites' networks, as they had them"
     rows: list[tuple[str, object]] = [
-        (
-            "training",
-            "none: sites' networks, as they had them"
-            if plan.matrix
-            else "none: a given model"
-            if plan.given
-            else f"{plan.method}, {status['round']} of {status['rounds']} rounds",
-        ),
+        ("training", training),
         ("model", plan.model.name),
         ("data", f"{plan.model.kind} of shape {' x '.join(map(str, plan.model.shape))}; {plan.task}: {outputs}"),
         *((what, status[key]) for what, key in (("scales", "standardisation"), ("score", "score")) if status.get(key)),
-        *(("given model", plan.given) for _ in range(bool(plan.given and not plan.matrix))),
+        *([("given model", plan.given)] if given else []),
         ("federation", plan.federation),
         ("software", f"attune {__version__}"),
     ]

@@ -141,10 +141,10 @@ def fit(x: Array, spec: ModelSpec, names: Sequence[str]) -> Array:
     if 4 * len(x) * math.prod(spec.shape) > MAX_BINARY_BYTES:
         raise ShardError(f"{len(x):,} {described(spec.kind, spec.shape)} are over 8 GiB: the operator can lower data.shape")
     numbers = as_fractions(x) if spec.kind == "images" else x
-    return np.asarray(fitted(numbers.astype(np.result_type(numbers, np.float32)), spec, weights))
+    return np.asarray(fit_floats(numbers.astype(np.result_type(numbers, np.float32)), spec, weights))
 
 
-def fitted(x: Any, spec: ModelSpec, weights_CK: Sequence[Sequence[float]], xp: Any = np) -> Any:
+def fit_floats(x: Any, spec: ModelSpec, weights_CK: Sequence[Sequence[float]], xp: Any = np) -> Any:
     """Return floats (N, ..., K) with the sizes and the channels of a model, (N, ..., C).
 
     Images are resized, and a missing channel is 0. Of series the last steps count: longer ones lose their first steps, and

@@ -21,7 +21,7 @@ from attune.common.errors import NoModel, SettingError
 from attune.common.models.body import body_of
 from attune.common.plan import channel_weights
 from attune.common.schema import Schema
-from attune.fedclient.data.kinds import as_fractions, fitted
+from attune.fedclient.data.kinds import as_fractions, fit_floats
 from attune.fedclient.data.standardiser import missing_numbers
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.model.light_model import in_unit
@@ -78,7 +78,7 @@ class Portable(nn.Module):
         if self._fills:
             x = torch.where(torch.isnan(x), self.fill, x)
         if self._weights:
-            x = fitted(x, self._spec, self._weights, torch)
+            x = fit_floats(x, self._spec, self._weights, torch)
         if self._standard:
             x = ((x.double() - self.mean) / self.std).float()
         if self._weights:

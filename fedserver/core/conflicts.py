@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from attune.common import conflicts
+from attune.common.conflicts import Conflict
 from attune.common.errors import SettingError
 from attune.common.exchange.registry import SECURE_SUM
 from attune.common.methods.method import check_task
 from attune.common.methods.private_training import CONFLICTS as OF_DEVICES
-from attune.common.methods.private_training import Conflict, check_rows
 from attune.common.methods.settings.aggregators import VOTES, ClosedFormSettings, HypernetworkSettings, MeanSettings
 from attune.common.plan import FEWEST_DEVICES
 from attune.common.protocol import MOST_MEMBERS
@@ -257,7 +258,7 @@ def check_conflicts(settings: ResolvedSettings, task: TaskName | None = None, li
     for one, other, why in PAIRS:
         if is_on(s, one) and is_on(s, other):
             raise SettingError(f"{one} cannot be combined with {other}: {why}")
-    check_rows(NEEDS, s)
+    conflicts.check(NEEDS, s)
     for part, aggregator in s.parts:
         encoding = settings.encodings.handed_in[part]
         steps = {

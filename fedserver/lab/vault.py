@@ -168,10 +168,11 @@ class ByVariant(Generic[P]):
     def members(self, clients: Iterable[str], solved: bool = True) -> Iterator[tuple[str, P, list[str]]]:
         """Yield each thing, with its name and those of the clients for which it is; maybe without the closed form, for all."""
         names, by_variant = list(clients), dict[str, list[str]]()
-        if not self.variants:
+        if self.variants:
+            for client in names:
+                by_variant.setdefault(self.variants.get(client, ""), []).append(client)
+        else:
             by_variant[""] = names
-        for client in names if self.variants else ():
-            by_variant.setdefault(self.variants.get(client, ""), []).append(client)
         for name, one in self.by_name.items():
             if one.part == SOLVED and solved:
                 yield name, one, names

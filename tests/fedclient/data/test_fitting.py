@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from attune.common.errors import NonFiniteFeatures, SettingError, ShapeMismatch, ShardError
 from attune.common.plan import DataSettings, ModelSpec, Scale, channel_weights, fitting_words
-from attune.fedclient.data.kinds import fitted, nearest, resizing
+from attune.fedclient.data.kinds import fit_floats, nearest, resizing
 from attune.fedclient.data.prepare import prepare, prepare_features
 from attune.fedclient.data.shard import load_shard
 
@@ -33,7 +33,7 @@ def test_two_pixels_become_four_and_four_become_two_by_hand():
     assert resizing(4, 2) * 7 == pytest.approx(np.array([[3, 3, 1, 0], [0, 1, 3, 3]]))
     x = np.array([[[[0.0], [4.0]], [[8.0], [12.0]]]])
     rows = [[0, 1, 3, 4], [2, 3, 5, 6], [6, 7, 9, 10], [8, 9, 11, 12]]
-    assert fitted(x, spec("images", (4, 4, 1), []), [[1.0]])[0, :, :, 0].tolist() == rows
+    assert fit_floats(x, spec("images", (4, 4, 1), []), [[1.0]])[0, :, :, 0].tolist() == rows
 
 
 @settings(max_examples=40, deadline=None)
