@@ -1,5 +1,7 @@
 """Closed form: numbers worked out by hand, an independent calculation in numpy, and sums that no samples can have."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -177,3 +179,12 @@ def test_blocks_of_other_numbers_of_samples_are_refused():
     made |= {SQUARES: one[SQUARES] + two[SQUARES], ERRORS: torch.zeros(2, len(STRENGTHS)).double()}
     with pytest.raises(UpdateRefused, match="not of as many samples"):
         check_sums(made, [4, 4], False, WHO)
+
+
+def test_sums_keep_their_bits_where_a_light_device_solves_or_cannot() -> None:
+    """On a light device G is changed in place while it is solved. The second G is singular with this strength."""
+    for G, strength in ((np.array([[2.0, 1.0], [1.0, 3.0]]), 0.1), (np.ones((2, 2)), 0.0)):
+        before = G.copy()
+        with contextlib.suppress(np.linalg.LinAlgError):
+            solved(G, np.ones((2, 1)), strength)
+        assert np.array_equal(G, before)
